@@ -1,0 +1,1 @@
+"""Options: one declaration gives flag, YAML key, default, check and reference line. No torch."""

@@ -1,0 +1,127 @@
+"""The one tree of errors, and the exit status that each branch ends a command with.
+
+    TurnoutError (1)
+    +-- UserError (2)              the user can mend it: every fault names where, what, why, remedy
+    |   +-- ConfigError            flags and YAML
+    |   +-- DataError              prompt files
+    |   +-- ModelError             checkpoints and tokenizers
+    +-- EngineError (4)            names the engine, the phase of the run and the last version it served
+    |   +-- EngineDead             connection refused or cut, process gone
+    |   +-- EngineRefused          a 4xx: the request's fault, never retried
+    |   +-- EngineBusy             a 429 or 503: may be retried within the deadline
+    +-- WeightError (5)            a version that is incomplete, does not match, or was not attested
+    +-- TrainError (6)             non-finite loss, a batch that breaks a promise
+    +-- DeadlineExceeded (7)       names what was waited for
+    +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
+    +-- InvariantBroken (70)       the program contradicts its own promises
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that a user can mend: where it is, what stands there, why it is wrong, what to do."""
+
+    where: str
+    value: str
+    reason: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        shown = f" = {self.value}" if self.value else ""
+        remedy = f" -> {self.remedy}" if self.remedy else ""
+        return f"{self.where}{shown}: {self.reason}{remedy}"
+
+
+class TurnoutError(Exception):
+    """Root of all errors raised on purpose."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class UserError(TurnoutError):
+    """Input that a person can mend. Holds every fault found, not only the first."""
+
+    exit_status = 2
+    title: ClassVar[str] = "cannot go on"
+
+    def __init__(self, faults: list[Fault] | tuple[Fault, ...] | Fault) -> None:
+        self.faults = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        head = f"{self.title} ({len(self.faults)} fault{'s' if len(self.faults) != 1 else ''})"
+        super().__init__("\n".join([head, *(f"  {fault.line()}" for fault in self.faults)]))
+
+
+class ConfigError(UserError):
+    title = "configuration refused"
+
+
+class DataError(UserError):
+    title = "data refused"
+
+
+class ModelError(UserError):
+    title = "model refused"
+
+
+class EngineError(TurnoutError):
+    """A fault of one engine, told with the phase it happened in and the last version the engine attested."""
+
+    exit_status = 4
+
+    def __init__(self, engine_id: str, phase: str, last_version: str, reason: str) -> None:
+        self.engine_id, self.phase, self.last_version, self.reason = engine_id, phase, last_version, reason
+        super().__init__(f"engine {engine_id} failed in phase {phase}, last version {last_version}: {reason}")
+
+
+class EngineDead(EngineError):
+    """The connection was refused or cut, or the process ended."""
+
+
+class EngineRefused(EngineError):
+    """A 4xx answer: the request's own fault; never retried, never counted against the engine."""
+
+
+class EngineBusy(EngineError):
+    """A 429 or 503 answer: may be retried within the request's deadline."""
+
+
+class WeightError(TurnoutError):
+    """A weight version that is incomplete, contradicts its manifest, or was not attested."""
+
+    exit_status = 5
+
+
+class TrainError(TurnoutError):
+    """A train step that cannot be done or must not be applied."""
+
+    exit_status = 6
+
+
+class DeadlineExceeded(TurnoutError):
+    """A wait reached its limit; names what was waited for."""
+
+    exit_status = 7
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self.what, self.seconds = what, seconds
+        super().__init__(f"waited {seconds:g} s for {what}")
+
+
+class IllegalTransition(TurnoutError):
+    """An event that the machine's table does not allow in its state."""
+
+    exit_status = 70
+
+    def __init__(self, machine: str, state: object, event: object) -> None:
+        self.state, self.event = state, event
+        super().__init__(f"{machine}: event {event} is not allowed in state {state}")
+
+
+class InvariantBroken(TurnoutError):
+    """A promise of the program itself does not hold."""
+
+    exit_status = 70

@@ -1,0 +1,144 @@
+"""Typed events of a run. Each is written once, by one writer, to events.jsonl; audit rules read them back.
+
+The JSON form is {"event": <class name>, "at": <wall seconds>, ...fields}. Fields are JSON values only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    run_id: str
+    incarnation: int
+    seed: int
+    schedule: str
+    max_lag: int
+
+
+@dataclass(frozen=True)
+class EngineReady(Event):
+    engine: str
+    url: str
+    pid: int | None
+    version: str
+
+
+@dataclass(frozen=True)
+class EngineLost(Event):
+    engine: str
+    phase: str
+    last_version: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GroupTaken(Event):
+    """A prompt left the source; a slot is charged."""
+
+    group: str
+    prompt: str
+    step: int
+
+
+@dataclass(frozen=True)
+class GroupCompleted(Event):
+    """All members are generated and scored. `lengths` holds per member (tokens, log-probs, mask, spans)."""
+
+    group: str
+    lengths: list[list[int]]
+    versions: list[str]
+    rewards: list[float]
+
+
+@dataclass(frozen=True)
+class GroupDropped(Event):
+    group: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GroupTrained(Event):
+    """`versions` are the labels of the tokens that trained, `lag` their largest age in train steps."""
+
+    group: str
+    step: int
+    versions: list[str]
+    lag: int
+
+
+@dataclass(frozen=True)
+class StepTrained(Event):
+    step: int
+    groups: int
+    tokens: int
+    inner_steps: int
+
+
+@dataclass(frozen=True)
+class VersionPublished(Event):
+    version: str
+    incarnation: int
+    counter: int
+    root: str
+    step: int
+    bytes: int
+    required: list[str]
+
+
+@dataclass(frozen=True)
+class VersionAttested(Event):
+    """`level` is how it was proved: memory, checksum or label. `root` is what the engine itself computed."""
+
+    engine: str
+    version: str
+    root: str
+    level: str
+
+
+@dataclass(frozen=True)
+class VersionCommitted(Event):
+    version: str
+
+
+@dataclass(frozen=True)
+class VersionAborted(Event):
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EvalDone(Event):
+    name: str
+    version: str
+    step: int
+    score: float
+    items: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    status: str
+    reason: str
+    leftovers: list[str]
+
+
+KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+
+
+def to_json(event: Event, at: float) -> dict[str, Any]:
+    return {"event": type(event).__name__, "at": at, **asdict(event)}
+
+
+def from_json(row: dict[str, Any]) -> Event:
+    """Rebuilds an event; raises KeyError for an unknown kind and TypeError for wrong fields."""
+    fields = {name: value for name, value in row.items() if name not in ("event", "at")}
+    return KINDS[row["event"]](**fields)

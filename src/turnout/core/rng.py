@@ -1,0 +1,31 @@
+"""The one random source. Every consumer derives its own seed from the run's seed and a path of names.
+
+A seed depends on nothing but the path, so order of arrival, number of engines or a resume cannot change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SeedTree:
+    """A node of the tree of seeds: `SeedTree(7).child("rollout", 3).seed` is the same number everywhere."""
+
+    root: int
+    path: tuple[str | int, ...] = ()
+
+    def child(self, *names: str | int) -> SeedTree:
+        return SeedTree(self.root, (*self.path, *names))
+
+    @property
+    def seed(self) -> int:
+        """63 bits, uniform over paths."""
+        text = "/".join([str(self.root), *(f"{type(n).__name__}:{n}" for n in self.path)])
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    def random(self) -> random.Random:
+        """A fresh Python generator seeded by this node (shuffles; never used for sampling tokens)."""
+        return random.Random(self.seed)

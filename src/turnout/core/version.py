@@ -1,0 +1,73 @@
+"""Weight versions by content, and which version made which token.
+
+A version is an incarnation (how often the run was resumed), a counter that never repeats, and the root
+digest of the weights (turnout.weights.digest). Engines are given its label, so every reply names content.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LABEL = re.compile(r"v(\d{6,})-([0-9a-f]{16})")
+
+
+@dataclass(frozen=True, order=True)
+class WeightVersion:
+    """One immutable state of the weights. `root` is 32 hex digits."""
+
+    incarnation: int
+    counter: int
+    root: str
+
+    @property
+    def label(self) -> str:
+        """What engines are told and answer with: v000123-<first 16 hex digits of the root digest>."""
+        return f"v{self.counter:06d}-{self.root[:16]}"
+
+    @property
+    def directory(self) -> str:
+        return f"weight_v{self.counter:06d}"
+
+
+def label_counter(label: str) -> int | None:
+    """The counter in a label of ours, None for any other text ("default", a foreign engine's own name)."""
+    match = _LABEL.fullmatch(label)
+    return int(match.group(1)) if match else None
+
+
+@dataclass(frozen=True)
+class VersionSpans:
+    """Run-length list over a response: ((tokens, label), ...), adjacent labels distinct, no empty run."""
+
+    runs: tuple[tuple[int, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for index, (tokens, label) in enumerate(self.runs):
+            if tokens <= 0 or (index and self.runs[index - 1][1] == label):
+                raise ValueError(f"spans are not normal: {self.runs}")
+
+    def __len__(self) -> int:
+        return sum(tokens for tokens, _ in self.runs)
+
+    def extended(self, tokens: int, label: str) -> VersionSpans:
+        """These spans with `tokens` more tokens made by `label`."""
+        if tokens == 0:
+            return self
+        if self.runs and self.runs[-1][1] == label:
+            return VersionSpans((*self.runs[:-1], (self.runs[-1][0] + tokens, label)))
+        return VersionSpans((*self.runs, (tokens, label)))
+
+    def cut(self, tokens: int) -> VersionSpans:
+        """The spans of the first `tokens` tokens."""
+        kept: list[tuple[int, str]] = []
+        for length, label in self.runs:
+            take = min(length, tokens - sum(n for n, _ in kept))
+            if take <= 0:
+                break
+            kept.append((take, label))
+        return VersionSpans(tuple(kept))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(label for _, label in self.runs))

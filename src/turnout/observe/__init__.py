@@ -1,0 +1,1 @@
+"""Seeing: event log, metrics, audit rules, panel, plots."""

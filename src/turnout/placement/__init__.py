@@ -1,0 +1,1 @@
+"""Where things run: local processes, ports, the real clock and store."""

@@ -1,0 +1,1 @@
+"""Messages between processes: one file per link, used by both ends."""

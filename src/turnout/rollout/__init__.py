@@ -1,0 +1,1 @@
+"""From prompt to completed group: source, group machine, workers, rewards."""

@@ -1,0 +1,1 @@
+"""Talking to engines: client, launcher. Only this package builds URLs."""

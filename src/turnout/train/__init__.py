@@ -1,0 +1,1 @@
+"""The optimizer's half: model, packed batches, losses, step."""

@@ -1,0 +1,1 @@
+"""Moving versions to engines."""

@@ -1,0 +1,1 @@
+"""Versions by content: digests, manifest, store, update machine. Files only, no engines."""
