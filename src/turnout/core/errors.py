@@ -1,19 +1,19 @@
 """The one tree of errors, and the exit status that each branch ends a command with.
 
-    TurnoutError (1)
-    +-- UserError (2)              the user can mend it: every fault names where, what, why, remedy
-    |   +-- ConfigError            flags and YAML
-    |   +-- DataError              prompt files
-    |   +-- ModelError             checkpoints and tokenizers
-    +-- EngineError (4)            names the engine, the phase of the run and the last version it served
-    |   +-- EngineDead             connection refused or cut, process gone
-    |   +-- EngineRefused          a 4xx: the request's fault, never retried
-    |   +-- EngineBusy             a 429 or 503: may be retried within the deadline
-    +-- WeightError (5)            a version that is incomplete, does not match, or was not attested
-    +-- TrainError (6)             non-finite loss, a batch that breaks a promise
-    +-- DeadlineExceeded (7)       names what was waited for
-    +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
-    +-- InvariantBroken (70)       the program contradicts its own promises
+TurnoutError (1)
++-- UserError (2)              the user can mend it: every fault names where, what, why, remedy
+|   +-- ConfigError            flags and YAML
+|   +-- DataError              prompt files
+|   +-- ModelError             checkpoints and tokenizers
++-- EngineError (4)            names the engine, the phase of the run and the last version it served
+|   +-- EngineDead             connection refused or cut, process gone
+|   +-- EngineRefused          a 4xx: the request's fault, never retried
+|   +-- EngineBusy             a 429 or 503: may be retried within the deadline
++-- WeightError (5)            a version that is incomplete, does not match, or was not attested
++-- TrainError (6)             non-finite loss, a batch that breaks a promise
++-- DeadlineExceeded (7)       names what was waited for
++-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
++-- InvariantBroken (70)       the program contradicts its own promises
 """
 
 from __future__ import annotations

@@ -130,7 +130,9 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
     if isinstance(row, list) and len(row) == 1:
         row = row[0]
     if not isinstance(row, dict) or not isinstance(row.get("meta_info"), dict):
-        raise ValueError(f"a reply to /generate has text, output_ids and meta_info; this one is {_shape(row)}")
+        raise ValueError(
+            f"a reply to /generate has text, output_ids and meta_info; this one is {_shape(row)}"
+        )
     meta = row["meta_info"]
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else reason

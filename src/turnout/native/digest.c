@@ -1,0 +1,39 @@
+/* Tensor digest: two independent sums modulo 2^64 over the elements of a strong mix of (flat position, bit
+   pattern). A sum, so shards add up and a change is a subtraction and an addition. The reference and the
+   definition are in turnout/weights/digest.py. */
+
+#include <stdint.h>
+#include <stddef.h>
+
+#define M1 0xff51afd7ed558ccdULL
+#define M2 0xc4ceb9fe1a85ec53ULL
+#define M3 0x9e3779b97f4a7c15ULL
+#define M4 0xd6e8feb86659fd93ULL
+
+static inline uint64_t first(uint64_t x) {
+    x ^= x >> 33; x *= M1; x ^= x >> 33; x *= M2; x ^= x >> 33;
+    return x;
+}
+
+static inline uint64_t second(uint64_t x) {
+    x = (x + M3) * M4; x ^= x >> 32; x *= M4; x ^= x >> 29;
+    return x;
+}
+
+#define SUM(NAME, TYPE)                                                                                   \
+    void NAME(const TYPE *values, int64_t count, uint64_t start, uint64_t *out) {                         \
+        uint64_t lo = 0, hi = 0;                                                                          \
+        _Pragma("omp parallel for schedule(static) reduction(+ : lo, hi) if (count > 262144)")            \
+        for (int64_t i = 0; i < count; i++) {                                                             \
+            uint64_t at = start + (uint64_t)i;                                                            \
+            uint64_t x = (at << 32) ^ ((at >> 32) * M3) ^ (uint64_t)values[i];                             \
+            lo += first(x);                                                                               \
+            hi += second(x);                                                                              \
+        }                                                                                                 \
+        out[0] = lo;                                                                                      \
+        out[1] = hi;                                                                                      \
+    }
+
+SUM(turnout_digest_u8, uint8_t)
+SUM(turnout_digest_u16, uint16_t)
+SUM(turnout_digest_u32, uint32_t)

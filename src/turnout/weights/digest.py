@@ -1,0 +1,108 @@
+"""Digests of weights by content (docs/architecture.md, "Version identity").
+
+Tensor digest: the pair of sums modulo 2^64, over all elements, of two mixes of x = (flat position << 32)
+xor (position >> 32) * K xor bit pattern, then mixed with dtype, shape and element count. A sum, so it can be
+computed from shards (each with its first flat position) without gathering, and moved by a change without
+rereading the tensor. 8-byte elements count as two of 4 bytes. It catches accidents, not adversaries.
+
+Root digest: blake2b over the sorted lines "name dtype shape digest", 32 hex digits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.native.loader import library
+from turnout.weights.tensors import HostTensor
+
+Sums = tuple[int, int]
+_MASK = (1 << 64) - 1
+_BLOCK = 1 << 20
+_M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_M3, _M4 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+
+
+def element_sums(bits: NDArray[np.unsignedinteger], first_position: int = 0) -> Sums:
+    """The two sums over a contiguous piece of a tensor whose first element has this flat position."""
+    if bits.dtype == np.uint64:
+        bits, first_position = bits.view(np.uint32), first_position * 2
+    bits = np.ascontiguousarray(bits).reshape(-1)
+    native = library()
+    if native is None:
+        return _reference_sums(bits, first_position)
+    out = np.zeros(2, np.uint64)
+    call = getattr(native, f"turnout_digest_u{bits.dtype.itemsize * 8}")
+    call(_pointer(bits), ctypes.c_int64(bits.size), ctypes.c_uint64(first_position), _pointer(out))
+    return int(out[0]), int(out[1])
+
+
+def changed_sums(
+    positions: NDArray[np.int64], before: NDArray[np.unsignedinteger], after: NDArray[np.unsignedinteger]
+) -> Sums:
+    """What to add to a tensor's sums when the elements at these flat positions change (4 bytes at most)."""
+    lo, hi = 0, 0
+    for bits, sign in ((after, 1), (before, -1)):
+        part = _mix(positions.astype(np.uint64), bits.astype(np.uint64))
+        lo, hi = lo + sign * part[0], hi + sign * part[1]
+    return lo & _MASK, hi & _MASK
+
+
+def add(left: Sums, right: Sums) -> Sums:
+    return (left[0] + right[0]) & _MASK, (left[1] + right[1]) & _MASK
+
+
+def finish(sums: Sums, dtype: str, shape: tuple[int, ...]) -> str:
+    """The tensor digest, 32 hex digits, from its sums and its dtype and shape."""
+    head = f"{dtype} {list(shape)} {int(np.prod(shape, dtype=np.int64))}"
+    text = f"{head} {sums[0]:016x}{sums[1]:016x}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def tensor_digest(tensor: HostTensor) -> str:
+    return finish(element_sums(tensor.bits), tensor.dtype, tensor.shape)
+
+
+def root_digest(lines: Mapping[str, tuple[str, tuple[int, ...], str]]) -> str:
+    """The root over {name: (dtype, shape, tensor digest)}, 32 hex digits."""
+    text = "\n".join(
+        f"{name} {dtype} {list(shape)} {digest}" for name, (dtype, shape, digest) in sorted(lines.items())
+    )
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def root_of(tensors: Iterable[HostTensor]) -> str:
+    """The root digest of a whole set of tensors, read once each."""
+    return root_digest({t.name: (t.dtype, t.shape, tensor_digest(t)) for t in tensors})
+
+
+def _pointer(array: NDArray[np.unsignedinteger]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _reference_sums(bits: NDArray[np.unsignedinteger], first_position: int) -> Sums:
+    lo, hi = 0, 0
+    for start in range(0, bits.size, _BLOCK):
+        piece = bits[start : start + _BLOCK].astype(np.uint64)
+        positions = np.arange(first_position + start, first_position + start + piece.size, dtype=np.uint64)
+        part = _mix(positions, piece)
+        lo, hi = lo + part[0], hi + part[1]
+    return lo & _MASK, hi & _MASK
+
+
+def _mix(positions: NDArray[np.uint64], bits: NDArray[np.uint64]) -> Sums:
+    x = (positions << np.uint64(32)) ^ ((positions >> np.uint64(32)) * _M3) ^ bits
+    a = x ^ (x >> np.uint64(33))
+    a *= _M1
+    a ^= a >> np.uint64(33)
+    a *= _M2
+    a ^= a >> np.uint64(33)
+    b = (x + _M3) * _M4
+    b ^= b >> np.uint64(32)
+    b *= _M4
+    b ^= b >> np.uint64(29)
+    return int(a.sum(dtype=np.uint64)), int(b.sum(dtype=np.uint64))

@@ -1,0 +1,56 @@
+"""Host tensors as bits: what the weight plane reads, digests, writes and compares. No torch here.
+
+Dtypes are safetensors' names. A tensor's `bits` is a flat, contiguous, read-only-by-convention array of
+unsigned integers of the element's width, so that bf16 and fp8 need no arithmetic and -0.0, NaN payloads and
+subnormals keep their patterns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
+    "F32": 4, "I32": 4, "U32": 4,
+    "F64": 8, "I64": 8, "U64": 8,
+}  # fmt: skip
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True)
+class HostTensor:
+    """One named tensor in host memory: dtype (safetensors' name), shape, flat bits of shape [prod(shape)]."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bits: NDArray[np.unsignedinteger]
+
+    def __post_init__(self) -> None:
+        count = int(np.prod(self.shape, dtype=np.int64))
+        width = ITEM_BYTES[self.dtype]
+        if self.bits.shape != (count,) or self.bits.dtype != UNSIGNED[width]:
+            raise ValueError(
+                f"{self.name}: {self.dtype} {list(self.shape)} needs {count} elements of {width} bytes, "
+                f"got {self.bits.shape} of {self.bits.dtype}"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.bits.nbytes)
+
+
+def nonfinite_count(tensor: HostTensor) -> int:
+    """How many elements are NaN or infinite, from the exponent bits; 0 for integers and bool."""
+    masks = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000, "F8_E5M2": 0x7C}
+    if tensor.dtype == "F8_E4M3":  # no infinity; NaN is all ones below the sign
+        return int(np.count_nonzero((tensor.bits & np.uint8(0x7F)) == 0x7F))
+    mask = masks.get(tensor.dtype)
+    if mask is None:
+        return 0
+    typed = tensor.bits.dtype.type(mask)
+    return int(np.count_nonzero((tensor.bits & typed) == typed))
