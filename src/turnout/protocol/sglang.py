@@ -7,6 +7,7 @@ is marked "ours" and can be ignored by any other client.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,8 +144,8 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
     pairs = meta.get("output_token_logprobs") or []
     ids = [int(t) for t in (row.get("output_ids") or [p[1] for p in pairs])]
     logprobs = [float(p[0]) for p in pairs][: len(ids)]
-    if len(logprobs) < len(ids) or any(p != p or p == float("-inf") for p in logprobs):
-        good = next((i for i, p in enumerate(logprobs) if p != p or p == float("-inf")), len(logprobs))
+    if len(logprobs) < len(ids) or not all(map(math.isfinite, logprobs)):
+        good = next((i for i, p in enumerate(logprobs) if not math.isfinite(p)), len(logprobs))
         ids, logprobs, finish = ids[:good], logprobs[:good], Finish.ABORT
         message = message or "tokens without a finite log-prob"
     if finish is Finish.LENGTH and len(ids) < asked:

@@ -1,0 +1,105 @@
+"""One safetensors file as HostTensors: memory-mapped reading, streaming writing, no torch.
+
+Format (huggingface/safetensors, README): 8 bytes little-endian header length, a JSON object of
+{name: {dtype, shape, data_offsets: [begin, end]}} with offsets into the data part, then the data.
+Reading checks the header against the file before any tensor is handed out: a header that is too long, an
+unknown dtype, a size that contradicts its shape, an overlap or a gap is a WeightError that names file and
+tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnout.core.errors import WeightError
+from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor
+
+HEADER_BYTES_MAX = 100 << 20
+ALIGNMENT = 64
+
+
+def read_file(path: Path) -> Iterator[HostTensor]:
+    """The tensors of a file in file order, as views of a read-only memory map."""
+    try:
+        size = path.stat().st_size
+        data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
+    except OSError as fault:
+        raise WeightError(f"{path}: cannot be read: {fault.strerror}") from fault
+    header_end, rows = _header(path, data)
+    for name, row in sorted(rows.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = row["data_offsets"]
+        raw = data[header_end + begin : header_end + end]
+        bits = np.frombuffer(raw, UNSIGNED[ITEM_BYTES[row["dtype"]]])
+        yield HostTensor(name, row["dtype"], tuple(row["shape"]), bits if bits.flags.aligned else bits.copy())
+
+
+def write_file(path: Path, tensors: Sequence[HostTensor]) -> int:
+    """Writes the tensors in the given order (not synced); returns the file's bytes."""
+    rows: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        rows[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    header = json.dumps(rows, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + 8) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors:
+            file.write(np.ascontiguousarray(tensor.bits).view(np.uint8).data)
+    return 8 + len(header) + offset
+
+
+def _header(path: Path, data: np.ndarray[Any, Any]) -> tuple[int, dict[str, Any]]:
+    length = int.from_bytes(data[:8].tobytes(), "little") if data.size >= 8 else -1
+    if not 2 <= length <= min(HEADER_BYTES_MAX, data.size - 8):
+        raise WeightError(
+            f"{path}: truncated, or not a safetensors file (header of {length} in {data.size} bytes)"
+        )
+    try:
+        rows = json.loads(data[8 : 8 + length].tobytes())
+    except ValueError as fault:
+        raise WeightError(f"{path}: the header is not JSON: {fault}") from fault
+    if not isinstance(rows, dict):
+        raise WeightError(f"{path}: the header is not an object")
+    rows.pop("__metadata__", None)
+    expected = 0
+    for name, row in sorted(rows.items(), key=lambda item: _begin(path, item)):
+        expected = _checked_end(path, name, row, expected)
+    if expected != data.size - 8 - length:
+        raise WeightError(
+            f"{path}: {data.size - 8 - length} bytes of data where the header tells of {expected}"
+        )
+    return 8 + length, rows
+
+
+def _begin(path: Path, item: tuple[str, Any]) -> tuple[int, int]:
+    try:
+        begin, end = item[1]["data_offsets"]
+        return int(begin), int(end)
+    except (KeyError, TypeError, ValueError) as fault:
+        raise WeightError(f"{path}: {item[0]}: broken entry in the header") from fault
+
+
+def _checked_end(path: Path, name: str, row: dict[str, Any], expected: int) -> int:
+    begin, end = row["data_offsets"]
+    width = ITEM_BYTES.get(row.get("dtype", ""))
+    if width is None:
+        raise WeightError(f"{path}: {name}: unknown dtype {row.get('dtype')!r}")
+    shape = row.get("shape")
+    if not isinstance(shape, list) or any(not isinstance(n, int) or n < 0 for n in shape):
+        raise WeightError(f"{path}: {name}: broken shape {shape!r}")
+    needed = int(np.prod(shape, dtype=np.int64)) * width
+    if begin != expected or end - begin != needed:
+        raise WeightError(
+            f"{path}: {name}: bytes {begin} to {end}, where {row['dtype']} {shape} needs {needed}"
+        )
+    return end
