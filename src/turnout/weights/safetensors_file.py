@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
 from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor
@@ -34,7 +35,7 @@ def read_file(path: Path) -> Iterator[HostTensor]:
     for name, row in sorted(rows.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = row["data_offsets"]
         raw = data[header_end + begin : header_end + end]
-        bits = np.frombuffer(raw, UNSIGNED[ITEM_BYTES[row["dtype"]]])
+        bits: NDArray[Any] = np.frombuffer(raw, UNSIGNED[ITEM_BYTES[row["dtype"]]])
         yield HostTensor(name, row["dtype"], tuple(row["shape"]), bits if bits.flags.aligned else bits.copy())
 
 
@@ -58,7 +59,7 @@ def write_file(path: Path, tensors: Sequence[HostTensor]) -> int:
     return 8 + len(header) + offset
 
 
-def _header(path: Path, data: np.ndarray[Any, Any]) -> tuple[int, dict[str, Any]]:
+def _header(path: Path, data: NDArray[Any]) -> tuple[int, dict[str, Any]]:
     length = int.from_bytes(data[:8].tobytes(), "little") if data.size >= 8 else -1
     if not 2 <= length <= min(HEADER_BYTES_MAX, data.size - 8):
         raise WeightError(

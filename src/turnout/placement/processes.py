@@ -1,0 +1,91 @@
+"""Local child processes: started in their own group, watched, and gone when we are done.
+
+Promises: a child's output goes to its own log file; no proxy variable reaches it; `stop` ends the whole
+process group, politely first, for certain after the grace time; `ended` tells of a death as soon as the
+kernel does. One thread pool a process: the number of threads is set in its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from turnout.core.errors import DeadlineExceeded
+from turnout.core.ports import Clock
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
+
+
+def child_environment(threads: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment for a child: thread counts set, proxies removed."""
+    kept = {name: value for name, value in os.environ.items() if name.lower() not in PROXY_VARIABLES}
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    # A pool that spins while it waits would take the cores from the other half of a run.
+    return {
+        **kept,
+        **counts,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        **(extra or {}),
+    }
+
+
+class ChildProcess:
+    """One child. Make it with `start`; call `stop` in every case."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path, clock: Clock) -> None:
+        self.name, self.log, self._process, self._clock = name, log, process, clock
+
+    @classmethod
+    async def start(
+        cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, clock: Clock
+    ) -> ChildProcess:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        return cls(name, process, log, clock)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def ended(self) -> str:
+        """Waits for the end of the child and says how it ended, with the last line of its log."""
+        code = await self._process.wait()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return f"process {self.pid} of {self.name} ended: {how}{self._last_words()}"
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM to the group, SIGKILL after `grace_s`; returns when the child is reaped."""
+        if self.alive:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(DeadlineExceeded):
+                await self._clock.within(grace_s, f"{self.name} to stop", self._process.wait())
+        self._signal(signal.SIGKILL)  # also what the child may have left in its group
+        await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def _last_words(self) -> str:
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f"; its log {self.log} ends: {lines[-1][:300]}" if lines else ""

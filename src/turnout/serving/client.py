@@ -1,0 +1,172 @@
+"""The client of one engine: SGLang's HTTP API over aiohttp.
+
+Promises: proxy variables of the environment never touch these calls; every call has a deadline; a body over
+1 MiB never goes out on a control call; a 4xx is the request's fault (EngineRefused, never retried), a 429 or
+503 is busy (EngineBusy), a refused or cut connection is the engine's death (EngineDead), every other answer
+but a 200 is an EngineError with status and body. Each error names the engine, the phase and the last version
+that the engine attested. Nothing is retried here: who calls knows what a retry would mean.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, EngineError, EngineRefused
+from turnout.core.ports import Clock
+from turnout.protocol.sglang import GenerateReply, GenerateRequest, load_total, parse_reply
+from turnout.serving.address import Address
+
+CONTROL_BODY_BYTES_MAX = 1 << 20
+CONTROL_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """What an engine says it has loaded. `root` is empty where the engine has no digest to offer."""
+
+    label: str
+    root: str
+    level: str
+
+
+class EngineClient:
+    """One engine's API. Owns one connection pool; `version` is the last label that the engine attested."""
+
+    def __init__(self, engine_id: str, address: Address, clock: Clock, token: str | None = None) -> None:
+        self.engine_id, self.address = engine_id, address
+        self.version = "none"
+        self._clock, self._token = clock, token
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def generate(self, request: GenerateRequest, deadline_s: float) -> GenerateReply:
+        """One /generate; an answer of an unknown shape is an EngineError."""
+        if not request.rid:
+            raise ValueError("a request id is never empty: engines match it against running requests")
+        row = await self._call("/generate", request.to_json(), "rollout", deadline_s)
+        try:
+            return parse_reply(row, request.params.max_new_tokens)
+        except (ValueError, TypeError, KeyError, IndexError) as fault:
+            raise self._error(EngineError, "rollout", f"reply not understood: {fault}") from fault
+
+    async def health(self, deadline_s: float) -> None:
+        """Returns when the engine answers /health with 200; raises as every call does."""
+        await self._call("/health", None, "health", deadline_s)
+
+    async def server_info(self) -> dict[str, Any]:
+        """The info object, under its new or its old name."""
+        try:
+            return await self._call("/server_info", None, "discovery", CONTROL_DEADLINE_S)
+        except EngineRefused:
+            return await self._call("/get_server_info", None, "discovery", CONTROL_DEADLINE_S)
+
+    async def attest(self, deadline_s: float) -> Attestation:
+        """What the engine's live weights are (GET /weight_version, ours)."""
+        row = await self._call("/weight_version", None, "attest", deadline_s)
+        try:
+            return Attestation(str(row["version"]), str(row["root"]), str(row["level"]))
+        except (KeyError, TypeError) as fault:
+            raise self._error(EngineError, "attest", f"answer not understood: {row!r}") from fault
+
+    async def set_version_label(self, label: str) -> None:
+        """Names what the engine already holds, without touching requests or weights."""
+        body = {"new_version": label, "abort_all_requests": False}
+        await self._call("/update_weight_version", body, "update", CONTROL_DEADLINE_S)
+
+    async def load(self) -> int:
+        """Requests running or waiting; an unknown shape is an error, never idle."""
+        row = await self._call("/v1/loads", None, "load", CONTROL_DEADLINE_S)
+        total = load_total(row)
+        if total is None:
+            raise self._error(EngineError, "load", f"load report not understood: {str(row)[:200]}")
+        return total
+
+    async def update_from_disk(self, folder: str, label: str, deadline_s: float) -> Attestation:
+        """Loads a checkpoint folder and returns what the engine then attests. All behaviour flags are sent:
+        engines differ in their defaults."""
+        body = {
+            "model_path": folder,
+            "load_format": "auto",
+            "weight_version": label,
+            "abort_all_requests": False,
+            "flush_cache": True,
+        }
+        row = await self._call("/update_weights_from_disk", body, "update", deadline_s)
+        if row.get("success") is not True:
+            raise self._error(EngineError, "update", str(row.get("message", row)))
+        return await self.attest(deadline_s)
+
+    async def pause(self, mode: str) -> None:
+        await self._call("/pause_generation", {"mode": mode}, "update", CONTROL_DEADLINE_S)
+
+    async def resume(self) -> None:
+        await self._call("/continue_generation", {}, "update", CONTROL_DEADLINE_S)
+
+    async def abort(self, rid: str) -> None:
+        if not rid:
+            raise ValueError("an empty request id would abort everything on some engines")
+        await self._call("/abort_request", {"rid": rid}, "abort", CONTROL_DEADLINE_S)
+
+    async def abort_all(self) -> None:
+        body = {"rid": "", "abort_all": True}
+        await self._call("/abort_request", body, "abort", CONTROL_DEADLINE_S)
+
+    async def _call(self, path: str, body: Any, phase: str, deadline_s: float) -> Any:
+        """GET without a body, POST with one. Only the phase "rollout" is the data plane."""
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None and phase != "rollout" and len(data) > CONTROL_BODY_BYTES_MAX:
+            raise ValueError(f"{path}: a control body of {len(data)} bytes; tensors never travel in these")
+        what = f"engine {self.engine_id} to answer {path}"
+        try:
+            status, text = await self._clock.within(deadline_s, what, self._exchange(path, data))
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as fault:
+            raise self._error(EngineDead, phase, f"{path}: {fault or type(fault).__name__}") from fault
+        except DeadlineExceeded as fault:
+            raise self._error(EngineError, phase, str(fault)) from fault
+        if status != 200:
+            kind = (
+                EngineBusy if status in (429, 503) else EngineRefused if 400 <= status < 500 else EngineError
+            )
+            raise self._error(kind, phase, f"{path} answered {status}: {_message(text)}")
+        try:
+            return json.loads(text) if text else {}
+        except ValueError as fault:
+            raise self._error(EngineError, phase, f"{path} answered no JSON: {text[:200]!r}") from fault
+
+    async def _exchange(self, path: str, data: bytes | None) -> tuple[int, str]:
+        if self._session is None:
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers=headers,
+                trust_env=False,
+            )
+        method, headers = ("GET", {}) if data is None else ("POST", {"Content-Type": "application/json"})
+        async with self._session.request(
+            method, self.address.url + path, data=data, headers=headers
+        ) as answer:
+            return answer.status, await answer.text()
+
+    def _error(self, kind: type[EngineError], phase: str, reason: str) -> EngineError:
+        return kind(self.engine_id, phase, self.version, reason)
+
+
+def _message(text: str) -> str:
+    try:
+        row = json.loads(text)
+    except ValueError:
+        return text[:300]
+    if isinstance(row, dict):
+        error = row.get("error")
+        found = error.get("message") if isinstance(error, dict) else row.get("message", error)
+        return str(found if found is not None else row)[:300]
+    return str(row)[:300]

@@ -1,0 +1,100 @@
+"""Starts one embedded engine as a process of its own and waits until it serves.
+
+Promises: the engine is either serving when `launch` returns, or stopped and explained; it chooses its own
+port (bind and hold, no race) and tells it through its ready file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError
+from turnout.core.ports import Clock
+from turnout.placement.processes import ChildProcess, child_environment
+from turnout.serving.address import parse_address
+from turnout.serving.client import EngineClient
+
+POLL_S = 0.05
+STOP_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class EngineLaunch:
+    """What to start: `arguments` are those of `python -m turnout.engine`, the launcher adds the ready file.
+    `folder` takes the log and the ready file."""
+
+    engine_id: str
+    arguments: tuple[str, ...]
+    threads: int
+    folder: Path
+    start_deadline_s: float
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Engine:
+    """A running engine of ours: its process and its client."""
+
+    def __init__(self, process: ChildProcess, client: EngineClient) -> None:
+        self.process, self.client = process, client
+
+    @property
+    def engine_id(self) -> str:
+        return self.client.engine_id
+
+    async def dies(self, phase: str) -> EngineDead:
+        """Waits for the process to end; the error to raise then."""
+        how = await self.process.ended()
+        return EngineDead(self.engine_id, phase, self.client.version, how)
+
+    async def stop(self) -> None:
+        await self.client.close()
+        await self.process.stop(STOP_GRACE_S)
+
+
+async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
+    """Starts the engine; raises EngineDead or EngineError, with nothing left running, where it can't serve."""
+    ready = spec.folder / f"{spec.engine_id}.ready.json"
+    ready.unlink(missing_ok=True)
+    command = (sys.executable, "-m", "turnout.engine", *spec.arguments, "--ready-file", str(ready))
+    process = await ChildProcess.start(
+        f"engine {spec.engine_id}",
+        command,
+        child_environment(spec.threads, spec.environment),
+        spec.folder / f"{spec.engine_id}.log",
+        clock,
+    )
+    try:
+        await _appears(process, ready, spec, clock)
+        client = EngineClient(
+            spec.engine_id, parse_address(json.loads(ready.read_text())["url"], "engine"), clock
+        )
+    except BaseException:
+        await process.stop(STOP_GRACE_S)
+        raise
+    return Engine(process, client)
+
+
+async def _appears(process: ChildProcess, ready: Path, spec: EngineLaunch, clock: Clock) -> None:
+    async def poll() -> None:
+        while not ready.exists():
+            await clock.sleep(POLL_S)
+
+    ended = asyncio.ensure_future(process.ended())
+    serving = asyncio.ensure_future(clock.within(spec.start_deadline_s, "it to serve", poll()))
+    try:
+        await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            raise EngineDead(spec.engine_id, "start", "none", ended.result())
+        serving.result()
+    except DeadlineExceeded as fault:
+        raise EngineError(spec.engine_id, "start", "none", f"{fault}; see {process.log}") from fault
+    finally:
+        for task in (ended, serving):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, DeadlineExceeded):
+                await task

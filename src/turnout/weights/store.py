@@ -1,0 +1,129 @@
+"""The weight store: one folder per run, one immutable folder per version.
+
+    <root>/run.json                 run id and base root digest; another run's store is refused
+    <root>/weight_v000123/          an ordinary Hugging Face checkpoint, then manifest.json, then DONE
+    <root>/PUBLISHED/000123.json    {incarnation, counter, root, write_id}; created once
+
+Promises: a version folder appears whole or not at all; a counter is never given out twice, also after a kill
+between the folder and its PUBLISHED record; nothing is written where less than two versions' worth is free;
+leftovers of an interrupted write are removed when the store is opened. One publisher per store; its methods
+block, so that the caller picks the thread.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from turnout.core.errors import WeightError
+from turnout.core.ports import Store
+from turnout.core.version import WeightVersion
+from turnout.weights.checkpoint_io import copy_assets, write_checkpoint
+from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
+from turnout.weights.tensors import HostTensor
+
+_FOLDER = re.compile(r"weight_v(\d{6,})")
+_RECORD = re.compile(r"(\d{6,})\.json")
+
+
+@dataclass(frozen=True)
+class Published:
+    """One version on disk."""
+
+    version: WeightVersion
+    folder: Path
+    bytes: int
+
+
+class WeightStore:
+    """The publisher's handle on a store. `assets` is the checkpoint whose config and tokenizer each version
+    carries; `shard_bytes` bounds a file, and with it the memory that a write holds."""
+
+    def __init__(self, root: Path, files: Store, assets: Path, shard_bytes: int) -> None:
+        self.root, self._files, self._assets, self._shard_bytes = root, files, assets, shard_bytes
+        self._run_id, self._incarnation = "", 0
+
+    def open(self, run_id: str, incarnation: int, base_root: str) -> None:
+        """Creates the store or joins it again; raises WeightError where it belongs to another run."""
+        self._run_id, self._incarnation = run_id, incarnation
+        self.root.mkdir(parents=True, exist_ok=True)
+        (self.root / "PUBLISHED").mkdir(exist_ok=True)
+        mine = {"run_id": run_id, "base_root": base_root}
+        if not self._files.create_once(self.root / "run.json", json.dumps(mine).encode()):
+            found = json.loads(self._files.read(self.root / "run.json"))
+            if found != mine:
+                raise WeightError(
+                    f"{self.root} belongs to run {found.get('run_id')} on base {found.get('base_root')}, "
+                    f"this is run {run_id} on base {base_root}: give it another --update-weight-disk-dir"
+                )
+        for name in self._files.names(self.root):
+            if ".tmp-" in name or name.startswith(".removed-"):
+                self._files.remove_tree(self.root / name)
+
+    def newest_counter(self) -> int:
+        """The highest counter ever given out here, 0 where there is none."""
+        folders = [_FOLDER.fullmatch(name) for name in self._files.names(self.root)]
+        records = [_RECORD.fullmatch(name) for name in self._files.names(self.root / "PUBLISHED")]
+        return max((int(match.group(1)) for match in [*folders, *records] if match), default=0)
+
+    def publish(self, tensors: Iterable[HostTensor], step: int) -> Published:
+        """Writes the next version and returns it; raises WeightError, leaving nothing behind, where there is
+        too little room or the write fails."""
+        counter, write_id = self.newest_counter() + 1, uuid.uuid4().hex
+        self._check_room(counter)
+        staged = self.root / f"weight_v{counter:06d}.tmp-{write_id}"
+        staged.mkdir()
+        try:
+            copy_assets(self._assets, staged)
+            written = write_checkpoint(staged, tensors, self._shard_bytes)
+            version = WeightVersion(self._incarnation, counter, written.root)
+            manifest = WeightManifest(
+                version, "full", step, self._run_id, write_id, written.files, written.tensors
+            )
+            (staged / MANIFEST).write_bytes(manifest.to_bytes())
+            (staged / DONE).write_bytes(b"")
+            self._files.publish_folder(staged, self.root / version.directory)
+        except OSError as fault:
+            raise WeightError(f"version {counter} could not be written to {self.root}: {fault}") from fault
+        finally:
+            if staged.exists():
+                self._files.remove_tree(staged)
+        record = json.dumps({**asdict(version), "write_id": write_id}).encode()
+        if not self._files.create_once(self.root / "PUBLISHED" / f"{counter:06d}.json", record):
+            raise WeightError(
+                f"version {counter} was published by somebody else: is another trainer running?"
+            )
+        return Published(version, self.root / version.directory, sum(written.files.values()))
+
+    def versions(self) -> list[WeightManifest]:
+        """The complete versions, oldest first; an incomplete folder is left out."""
+        found: list[WeightManifest] = []
+        for name in self._files.names(self.root):
+            if _FOLDER.fullmatch(name):
+                try:
+                    found.append(load_manifest(self.root / name))
+                except WeightError:
+                    continue
+        return sorted(found, key=lambda manifest: manifest.version.counter)
+
+    def prune(self, keep: set[int]) -> list[int]:
+        """Removes every version folder whose counter is not in `keep`; returns the counters removed."""
+        matches = [_FOLDER.fullmatch(name) for name in self._files.names(self.root)]
+        gone = [int(match.group(1)) for match in matches if match and int(match.group(1)) not in keep]
+        for counter in gone:
+            self._files.remove_tree(self.root / f"weight_v{counter:06d}")
+        return gone
+
+    def _check_room(self, counter: int) -> None:
+        sizes = [sum(manifest.files.values()) for manifest in self.versions()[-1:]]
+        needed = 2 * max(sizes, default=0)
+        free = self._files.free_bytes(self.root)
+        if free < needed:
+            raise WeightError(
+                f"version {counter} is not written: {free} bytes free in {self.root}, "
+                f"two versions need {needed}; free some room or give another --update-weight-disk-dir"
+            )
