@@ -1,0 +1,278 @@
+/* Paged attention over a flat batch of query rows, and the writing of new keys and values into the pages.
+ *
+ * Contract. A row belongs to one sequence (its line of the page table) and has a position p; it attends to
+ * keys 0..p of that sequence. Its result depends on nothing but its own query and those keys and values: the
+ * order of every addition is fixed by p alone, so decode, prefill and any chunking agree bit for bit, at any
+ * number of threads. A row whose sequence is -1 is padding: nothing is written, its output is zero.
+ *
+ * Layout. Pages hold PAGE = 16 tokens. Keys lie as [page][kv_head][head_dim][PAGE], so that one vector holds
+ * one dimension of 16 keys and scores need no horizontal sums; values as [page][kv_head][PAGE][padded_dim],
+ * padded_dim being head_dim rounded up to 16. Query heads that share a key head, and up to 8 / group rows of
+ * one sequence, are walked together over the same keys.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE 16
+#define MAX_QUERIES 8
+
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i16v __attribute__((vector_size(64)));
+typedef uint32_t u16v __attribute__((vector_size(64)));
+typedef uint16_t h16 __attribute__((vector_size(32)));
+typedef float v16u __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t h16u __attribute__((vector_size(32), aligned(2)));
+
+typedef struct {
+    const void *query;        /* [rows, heads, head_dim], strides below in elements, last dimension dense */
+    const void *key, *value;  /* new keys and values, [rows, kv_heads, head_dim] likewise */
+    void *out;                /* [rows, heads, head_dim], dense */
+    void *key_pages, *value_pages;
+    const int32_t *table;     /* [sequences, table_width]: page numbers */
+    const int32_t *sequence;  /* [rows]: line of the table, -1 for padding */
+    const int32_t *position;  /* [rows] */
+    int64_t query_row, query_head, key_row, key_head, value_row, value_head; /* strides */
+    int64_t rows, heads, kv_heads, head_dim, table_width;
+    float scale;
+    int32_t bf16;             /* 1: all tensors are bf16, 0: float32 */
+} turnout_attention;
+
+typedef struct {
+    int64_t first_row, rows; /* neighbouring rows of one sequence */
+} block_t;
+
+static inline float bf16_to_float(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float out;
+    memcpy(&out, &wide, 4);
+    return out;
+}
+
+static inline uint16_t float_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline __attribute__((always_inline)) v16 load16(const void *base, int64_t index, int bf16) {
+    if (bf16) {
+        h16 half = *(const h16u *)((const uint16_t *)base + index);
+        return (v16)(__builtin_convertvector(half, u16v) << 16);
+    }
+    return *(const v16u *)((const float *)base + index);
+}
+
+static inline v16 splat(float x) { return (v16){0} + x; }
+
+/* exp for x <= 0; below -87 the result is 0. Relative error under 2e-7. */
+static inline v16 exp16(v16 x) {
+    i16v dead = x < splat(-87.0f);
+    x = (v16)(((i16v)x & ~dead));
+    v16 n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    v16 r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    v16 y = splat(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    i16v power = (__builtin_convertvector(n, i16v) + 127) << 23;
+    return (v16)((i16v)(y * (v16)power) & ~dead);
+}
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Scores of n queries with the 16 keys of one page. */
+INLINE void page_scores(int n, int bf16, const float *query, int64_t dim, const void *keys, int64_t at, v16 *out) {
+    v16 even[MAX_QUERIES], odd[MAX_QUERIES];
+    for (int q = 0; q < n; q++) even[q] = odd[q] = (v16){0};
+    for (int64_t d = 0; d < dim; d += 2) {
+        v16 k0 = load16(keys, at + d * PAGE, bf16), k1 = load16(keys, at + (d + 1) * PAGE, bf16);
+        for (int q = 0; q < n; q++) {
+            even[q] += k0 * query[q * dim + d];
+            odd[q] += k1 * query[q * dim + d + 1];
+        }
+    }
+    for (int q = 0; q < n; q++) out[q] = even[q] + odd[q];
+}
+
+/* Turns scores[0..length) into exp(score - max), zero up to the next page's end; returns 1 / sum. */
+static float softmax_weights(float *scores, int64_t length) {
+    int64_t pages = (length + PAGE - 1) / PAGE;
+    i16v lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    i16v live = lane < (int32_t)(length - (pages - 1) * PAGE);
+    v16 *s = (v16 *)scores;
+    s[pages - 1] = (v16)(((i16v)s[pages - 1] & live) | ((i16v)splat(-3.0e38f) & ~live));
+    v16 high = s[0];
+    for (int64_t i = 1; i < pages; i++) {
+        i16v more = s[i] > high;
+        high = (v16)(((i16v)s[i] & more) | ((i16v)high & ~more));
+    }
+    float top = high[0];
+    for (int i = 1; i < PAGE; i++) top = high[i] > top ? high[i] : top;
+    v16 sums = {0};
+    for (int64_t i = 0; i < pages; i++) {
+        s[i] = exp16(s[i] - top);
+        sums += s[i];
+    }
+    float total = 0.0f;
+    for (int i = 0; i < PAGE; i++) total += sums[i];
+    return 1.0f / total;
+}
+
+/* acc[q] += weight[q][j] * value[j] for tokens [from, to) of one page, in the order of j. */
+INLINE void page_values(int n, int bf16, const float *weights, int64_t stride, const void *values, int64_t at,
+                        int64_t padded, int from, int to, v16 *low, v16 *high, int wide) {
+    for (int j = from; j < to; j++) {
+        v16 v0 = load16(values, at + j * padded, bf16), v1 = wide ? load16(values, at + j * padded + 16, bf16) : v0;
+        for (int q = 0; q < n; q++) {
+            low[q] += v0 * weights[q * stride + j];
+            if (wide) high[q] += v1 * weights[q * stride + j];
+        }
+    }
+}
+
+/* Weighted sums over the values for dimensions [d, d + 16) or, wide, [d, d + 32). `shared` tokens are seen by
+ * all n queries; what a later row sees beyond them is added one query at a time, in the same order. */
+INLINE void sum_values(int n, int bf16, const turnout_attention *a, const int32_t *pages, const float *weights,
+                       int64_t stride, const int64_t *length, int64_t head, int64_t d, int wide, float *out) {
+    int64_t padded = (a->head_dim + 15) / 16 * 16, page_size = PAGE * padded;
+    int64_t shared = length[0];
+    v16 low[MAX_QUERIES], high[MAX_QUERIES];
+    for (int q = 0; q < n; q++) low[q] = high[q] = (v16){0};
+    for (int64_t page = 0; page * PAGE < shared; page++) {
+        int64_t at = (pages[page] * a->kv_heads + head) * page_size + d, left = shared - page * PAGE;
+        page_values(n, bf16, weights + page * PAGE, stride, a->value_pages, at, padded, 0,
+                    left < PAGE ? (int)left : PAGE, low, high, wide);
+    }
+    for (int q = 0; q < n; q++) {
+        for (int64_t j = shared; j < length[q]; j++) {
+            int64_t at = (pages[j / PAGE] * a->kv_heads + head) * page_size + (j % PAGE) * padded + d;
+            low[q] += load16(a->value_pages, at, bf16) * weights[q * stride + j];
+            if (wide) high[q] += load16(a->value_pages, at + 16, bf16) * weights[q * stride + j];
+        }
+        *(v16u *)(out + q * padded + d) = low[q];
+        if (wide) *(v16u *)(out + q * padded + d + 16) = high[q];
+    }
+}
+
+/* One block of rows with `per_row` query heads of one key head: n = rows * per_row queries. */
+INLINE void walk(int n, int bf16, const turnout_attention *a, block_t block, int64_t head, int64_t first_query,
+                 int64_t per_row, float *scratch) {
+    int64_t dim = a->head_dim, padded = (dim + 15) / 16 * 16;
+    const int32_t *pages = a->table + a->sequence[block.first_row] * a->table_width;
+    int64_t length[MAX_QUERIES], longest = a->position[block.first_row + block.rows - 1] + 1;
+    int64_t stride = (longest + PAGE - 1) / PAGE * PAGE;
+    float *query = scratch, *out = query + MAX_QUERIES * padded, *weights = out + MAX_QUERIES * padded;
+    for (int q = 0; q < n; q++) {
+        int64_t row = block.first_row + q / per_row;
+        int64_t from = row * a->query_row + (first_query + q % per_row) * a->query_head;
+        length[q] = a->position[row] + 1;
+        for (int64_t d = 0; d < dim; d++)
+            query[q * dim + d] = a->scale * (bf16 ? bf16_to_float(((const uint16_t *)a->query)[from + d])
+                                                  : ((const float *)a->query)[from + d]);
+    }
+    for (int64_t page = 0; page * PAGE < longest; page++) {
+        v16 scores[MAX_QUERIES];
+        page_scores(n, bf16, query, dim, a->key_pages, (pages[page] * a->kv_heads + head) * dim * PAGE, scores);
+        for (int q = 0; q < n; q++) *(v16 *)(weights + q * stride + page * PAGE) = scores[q];
+    }
+    float inverse[MAX_QUERIES];
+    for (int q = 0; q < n; q++) inverse[q] = softmax_weights(weights + q * stride, length[q]);
+    int64_t d = 0;
+    for (; d + 32 <= padded; d += 32)
+        sum_values(n, bf16, a, pages, weights, stride, length, head, d, 1, out);
+    if (d < padded) sum_values(n, bf16, a, pages, weights, stride, length, head, d, 0, out);
+    for (int q = 0; q < n; q++) {
+        int64_t to = ((block.first_row + q / per_row) * a->heads + first_query + q % per_row) * dim;
+        for (d = 0; d < dim; d++) {
+            float x = out[q * padded + d] * inverse[q];
+            if (bf16) ((uint16_t *)a->out)[to + d] = float_to_bf16(x);
+            else ((float *)a->out)[to + d] = x;
+        }
+    }
+}
+
+#define WALK(n, bf16) walk(n, bf16, a, block, head, first_query, per_row, scratch)
+#define CASE(n) case n: if (a->bf16) WALK(n, 1); else WALK(n, 0); break
+
+static void walk_any(const turnout_attention *a, block_t block, int64_t head, int64_t first_query,
+                     int64_t per_row, float *scratch) {
+    switch (block.rows * per_row) {
+        CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8);
+    }
+}
+
+/* Writes the new key and value of one row into its page. */
+static void write_row(const turnout_attention *a, int64_t row) {
+    if (a->sequence[row] < 0) return;
+    int64_t dim = a->head_dim, padded = (dim + 15) / 16 * 16, position = a->position[row];
+    int64_t page = a->table[a->sequence[row] * a->table_width + position / PAGE], slot = position % PAGE;
+    for (int64_t head = 0; head < a->kv_heads; head++) {
+        int64_t k = row * a->key_row + head * a->key_head, v = row * a->value_row + head * a->value_head;
+        int64_t to_k = (page * a->kv_heads + head) * dim * PAGE + slot;
+        int64_t to_v = ((page * a->kv_heads + head) * PAGE + slot) * padded;
+        if (a->bf16) {
+            for (int64_t d = 0; d < dim; d++)
+                ((uint16_t *)a->key_pages)[to_k + d * PAGE] = ((const uint16_t *)a->key)[k + d];
+            memcpy((uint16_t *)a->value_pages + to_v, (const uint16_t *)a->value + v, 2 * dim);
+        } else {
+            for (int64_t d = 0; d < dim; d++)
+                ((float *)a->key_pages)[to_k + d * PAGE] = ((const float *)a->key)[k + d];
+            memcpy((float *)a->value_pages + to_v, (const float *)a->value + v, 4 * dim);
+        }
+    }
+}
+
+/* Cuts the batch into blocks of neighbouring rows of one sequence at consecutive positions. */
+static int64_t cut_blocks(const turnout_attention *a, int64_t rows_per_block, block_t *blocks) {
+    int64_t count = 0;
+    for (int64_t row = 0; row < a->rows;) {
+        if (a->sequence[row] < 0) {
+            size_t width = (size_t)(a->heads * a->head_dim) * (a->bf16 ? 2 : 4);
+            memset((char *)a->out + row * width, 0, width);
+            row++;
+            continue;
+        }
+        int64_t end = row + 1;
+        while (end < a->rows && end - row < rows_per_block && a->sequence[end] == a->sequence[row] &&
+               a->position[end] == a->position[end - 1] + 1)
+            end++;
+        blocks[count++] = (block_t){row, end - row};
+        row = end;
+    }
+    return count;
+}
+
+/* Writes all new keys and values, then attends. Returns 0, or 1 where memory is missing. */
+int turnout_paged_attention(const turnout_attention *a) {
+    int64_t group = a->heads / a->kv_heads, padded = (a->head_dim + 15) / 16 * 16, longest = 0;
+    int64_t per_row = group < MAX_QUERIES ? group : MAX_QUERIES, parts = (group + per_row - 1) / per_row;
+    block_t *blocks = malloc(sizeof(block_t) * (size_t)(a->rows + 1));
+    if (!blocks) return 1;
+    int64_t count = cut_blocks(a, MAX_QUERIES / per_row, blocks), work = count * a->kv_heads * parts;
+    for (int64_t row = 0; row < a->rows; row++)
+        if (a->sequence[row] >= 0 && a->position[row] >= longest) longest = a->position[row] + 1;
+    size_t floats = (size_t)MAX_QUERIES * (size_t)(2 * padded + (longest + PAGE - 1) / PAGE * PAGE);
+    int missing = 0;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < a->rows; row++) write_row(a, row);
+        float *scratch = aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t item = 0; item < work; item++) {
+            int64_t part = item % parts, head = item / parts % a->kv_heads, done = part * per_row;
+            int64_t heads_here = group - done < per_row ? group - done : per_row;
+            if (scratch) walk_any(a, blocks[item / parts / a->kv_heads], head, head * group + done, heads_here, scratch);
+            else missing = 1;
+        }
+        free(scratch);
+    }
+    free(blocks);
+    return missing;
+}
