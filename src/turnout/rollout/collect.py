@@ -1,0 +1,121 @@
+"""One rollout: exactly `count` completed groups, or the reason why not.
+
+Promises: a group that fails is dropped with its reason and replaced by one new prompt, never by a wave;
+groups come back in source order; both kinds of replacement have a limit (`max_failed` for failures,
+`max_filtered` for groups without variance), and reaching it is an error that names the commonest reason. At
+the end of the data fewer groups come back, and `exhausted` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+
+from turnout.core.errors import TrainError
+from turnout.core.rng import SeedTree
+from turnout.core.types import RolloutGroup
+from turnout.rollout.book import GroupBook
+from turnout.rollout.source import PromptSource
+from turnout.rollout.worker import Generator, GroupFailed, SamplingPlan
+
+
+@dataclass(frozen=True)
+class CollectLimits:
+    """`filter_equal` drops groups whose rewards are all equal (dynamic sampling)."""
+
+    max_failed: int
+    max_filtered: int
+    filter_equal: bool
+
+
+@dataclass(frozen=True)
+class Collected:
+    groups: list[RolloutGroup]
+    failed: int
+    filtered: int
+    exhausted: bool
+
+
+class Collector:
+    """Fills batches from the source. One `collect` runs at a time."""
+
+    def __init__(self, source: PromptSource, book: GroupBook, generator: Generator, seeds: SeedTree) -> None:
+        self._source, self._book, self._generator, self._seeds = source, book, generator, seeds
+
+    async def collect(self, step: int, count: int, plan: SamplingPlan, limits: CollectLimits) -> Collected:
+        """Consumes prompts, waits for generation and rewards, produces groups in source order."""
+        running: dict[asyncio.Task[RolloutGroup], RolloutGroup] = {}
+        done: list[RolloutGroup] = []
+        failed: Counter[str] = Counter()
+        filtered = 0
+        exhausted = False
+        try:
+            while len(done) < count:
+                missing = count - len(done) - len(running)
+                if missing and not exhausted:
+                    fresh = self._start(missing, step, plan)
+                    exhausted = len(fresh) < missing
+                    running |= fresh
+                if not running:
+                    break
+                ready, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(ready, key=lambda t: running[t].ordinal):
+                    waiting = running.pop(task)
+                    outcome = self._outcome(task, waiting, limits)
+                    if isinstance(outcome, RolloutGroup):
+                        done.append(outcome)
+                    elif outcome is None:
+                        filtered += 1
+                    else:
+                        failed[outcome] += 1
+                _check_limits(step, failed, filtered, limits)
+        finally:
+            await _cancel(running)
+        return Collected(sorted(done, key=lambda g: g.ordinal), failed.total(), filtered, exhausted)
+
+    def _start(
+        self, missing: int, step: int, plan: SamplingPlan
+    ) -> dict[asyncio.Task[RolloutGroup], RolloutGroup]:
+        started: dict[asyncio.Task[RolloutGroup], RolloutGroup] = {}
+        for ordinal, prompt in self._source.take(missing):
+            group = RolloutGroup(f"g{ordinal:08d}.0", ordinal, 0, prompt)
+            self._book.take(group, step)
+            self._book.start(group.group_id)
+            started[asyncio.ensure_future(self._generator.group(group, plan, self._seeds))] = group
+        return started
+
+    def _outcome(
+        self, task: asyncio.Task[RolloutGroup], waiting: RolloutGroup, limits: CollectLimits
+    ) -> RolloutGroup | str | None:
+        """The completed group, the reason of its failure, or None where it was filtered."""
+        try:
+            group = task.result()
+        except GroupFailed as fault:
+            self._book.drop(waiting.group_id, str(fault))
+            return str(fault)
+        self._book.complete(group)
+        if limits.filter_equal and max(group.rewards) == min(group.rewards):
+            self._book.drop(group.group_id, "all rewards equal")
+            return None
+        return group
+
+
+def _check_limits(step: int, failed: Counter[str], filtered: int, limits: CollectLimits) -> None:
+    if failed.total() > limits.max_failed:
+        reason, times = failed.most_common(1)[0]
+        raise TrainError(
+            f"rollout {step}: {failed.total()} groups failed (--max-failed-groups {limits.max_failed}), "
+            f"{times} of them with: {reason}"
+        )
+    if filtered > limits.max_filtered:
+        raise TrainError(
+            f"rollout {step}: {filtered} groups had equal rewards (limit {limits.max_filtered}): "
+            "the task is too easy or too hard for this model, or the reward does not tell answers apart"
+        )
+
+
+async def _cancel(running: dict[asyncio.Task[RolloutGroup], RolloutGroup]) -> None:
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
