@@ -9,9 +9,7 @@ committed versions, which all live engines have passed.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
 from turnout.core.events import VersionAborted, VersionAttested, VersionCommitted, VersionPublished
@@ -32,7 +30,6 @@ from turnout.weights.update_machine import (
     Failed,
     Fence,
     Phase,
-    Publish,
     Published,
     UpdateState,
     step,
@@ -43,27 +40,23 @@ TRUSTED_LEVELS = ("memory", "checksum")
 VERSIONS_KEPT = 2
 
 
-@dataclass(frozen=True)
-class UpdateReport:
-    """One committed update: the version, its bytes on disk, seconds of each phase."""
-
-    version: WeightVersion
-    bytes: int
-    publish_s: float
-    activate_s: float
-
-
 class DiskUpdater:
     """Moves versions from the trainer to a fixed set of engines. One update at a time."""
 
     def __init__(
-        self, store: WeightStore, engines: Sequence[EngineClient], events: EventSink, clock: Clock
+        self,
+        store: WeightStore,
+        engines: Sequence[EngineClient],
+        events: EventSink,
+        clock: Clock,
+        keep_all: bool = False,
     ) -> None:
         self.store, self.events, self.clock = store, events, clock
         self.engines = {engine.engine_id: engine for engine in engines}
         self.current: WeightVersion | None = None
         self.fenced: set[str] = set()
-        self.committed = 0
+        self.versions_committed = 0
+        self._keep_all = keep_all
         self._kept: list[int] = []
 
     async def adopt(self, base: WeightVersion, deadline_s: float) -> None:
@@ -81,46 +74,53 @@ class DiskUpdater:
             engine.version = base.label
         self.current = base
 
-    async def update(
-        self, export: Export, train_step: int, deadline_s: float, keep_all: bool
-    ) -> UpdateReport:
-        """Publishes what `export` yields and commits it; `train_step` is the number of train steps done.
-        Raises WeightError when the update was aborted, with the first cause."""
-        report = await _Update(self, export, train_step, deadline_s).run(tuple(self.engines))
-        self.current, self.committed = report.version, self.committed + 1
-        self._kept.append(report.version.counter)
-        if not keep_all:
+    def begin(self, export: Export, train_step: int, deadline_s: float) -> Update:
+        """A new update of all engines; `train_step` is the number of train steps done by now."""
+        return Update(self, export, train_step, deadline_s)
+
+    async def committed(self, version: WeightVersion) -> None:
+        """Called by an update that every engine attested: from here on `version` is current."""
+        self.current, self.versions_committed = version, self.versions_committed + 1
+        self._kept.append(version.counter)
+        if not self._keep_all:
             self._kept = self._kept[-VERSIONS_KEPT:]
             await asyncio.to_thread(self.store.prune, set(self._kept))
-        return report
 
 
-class _Update:
-    """One pass through the machine: performs its effects in order, feeds back what happened."""
+class Update:
+    """One pass through the machine: `publish`, then `commit`. Performs the machine's effects in order and
+    feeds back what happened; both raise WeightError with the first cause when the update is aborted."""
 
     def __init__(self, owner: DiskUpdater, export: Export, train_step: int, deadline_s: float) -> None:
         self._owner, self._export, self._train_step = owner, export, train_step
         self._clock = owner.clock
         self._end = self._clock.now() + deadline_s
+        self._state = UpdateState()
         self._disk: OnDisk | None = None
-        self._published_at = 0.0
+        self._asked: list[str] = []
 
-    async def run(self, required: tuple[str, ...]) -> UpdateReport:
-        """Ends with the version committed, or raises WeightError with the first cause."""
-        started, state = self._clock.now(), UpdateState()
-        pending: deque[Event] = deque([Begin(required)])
-        while pending:
-            state, effects = step(state, pending.popleft())
-            for effect in effects:
-                self._note(effect)
-            if Publish() in effects:
-                pending.append(await self._publish(required))
-            engines = [effect.engine for effect in effects if isinstance(effect, Activate)]
-            pending.extend(await asyncio.gather(*map(self._activate, engines)))
-        if state.phase is not Phase.COMMITTED or self._disk is None:
-            raise WeightError(f"weight update aborted: {state.reason}")
-        at = self._published_at
-        return UpdateReport(self._disk.version, self._disk.bytes, at - started, self._clock.now() - at)
+    async def publish(self) -> OnDisk:
+        """Writes the version durably. Nothing has changed for any engine when this returns."""
+        self._feed(Begin(tuple(self._owner.engines)))
+        self._feed(await self._write())
+        if self._disk is None:
+            raise WeightError(f"weight update aborted: {self._state.reason}")
+        return self._disk
+
+    async def commit(self) -> WeightVersion:
+        """Has every required engine load and attest the version; only then is it current."""
+        assert self._disk is not None
+        for event in await asyncio.gather(*map(self._activate, self._asked)):
+            self._feed(event)
+        if self._state.phase is not Phase.COMMITTED:
+            raise WeightError(f"weight update aborted: {self._state.reason}")
+        await self._owner.committed(self._disk.version)
+        return self._disk.version
+
+    def _feed(self, event: Event) -> None:
+        self._state, effects = step(self._state, event)
+        for effect in effects:
+            self._note(effect)
 
     def _note(self, effect: Effect) -> None:
         label = self._disk.version.label if self._disk else ""
@@ -130,14 +130,15 @@ class _Update:
             self._owner.events.emit(VersionAborted(label, effect.reason))
         elif isinstance(effect, Fence):
             self._owner.fenced.add(effect.engine)
+        elif isinstance(effect, Activate):
+            self._asked.append(effect.engine)
 
-    async def _publish(self, required: tuple[str, ...]) -> Event:
+    async def _write(self) -> Event:
         try:
             work = asyncio.to_thread(self._owner.store.publish, self._export(), self._train_step)
             self._disk = await self._clock.within(self._left(), "the weights to be written", work)
         except (WeightError, DeadlineExceeded) as fault:
             return Failed(None, str(fault))
-        self._published_at = self._clock.now()
         version = self._disk.version
         self._owner.events.emit(
             VersionPublished(
@@ -147,7 +148,7 @@ class _Update:
                 root=version.root,
                 step=self._train_step,
                 bytes=self._disk.bytes,
-                required=list(required),
+                required=list(self._state.required),
             )
         )
         return Published(version.root)
