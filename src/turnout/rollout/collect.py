@@ -1,9 +1,10 @@
 """One rollout: exactly `count` completed groups, or the reason why not.
 
 Promises: a group that fails is dropped with its reason and replaced by one new prompt, never by a wave;
-groups come back in source order; both kinds of replacement have a limit (`max_failed` for failures,
-`max_filtered` for groups without variance), and reaching it is an error that names the commonest reason. At
-the end of the data fewer groups come back, and `exhausted` says so.
+groups come back in source order; both kinds of replacement have a limit. More than `max_failed` failures are
+an error that names the commonest reason; after `max_filtered` groups without variance no more prompts are
+taken and the batch is what passed, unless nothing did, which is an error. Fewer groups also come back at the
+end of the data; `short` says why.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ class CollectLimits:
 
 @dataclass(frozen=True)
 class Collected:
+    """The groups in source order, what was dropped on the way, and why there are fewer than asked
+    (`short`, empty when the batch is full)."""
+
     groups: list[RolloutGroup]
     failed: int
     filtered: int
-    exhausted: bool
+    short: str
 
 
 class Collector:
@@ -48,31 +52,36 @@ class Collector:
         running: dict[asyncio.Task[RolloutGroup], RolloutGroup] = {}
         done: list[RolloutGroup] = []
         failed: Counter[str] = Counter()
-        filtered = 0
-        exhausted = False
+        filtered, short = 0, ""
         try:
             while len(done) < count:
                 missing = count - len(done) - len(running)
-                if missing and not exhausted:
+                if missing and not short:
                     fresh = self._start(missing, step, plan)
-                    exhausted = len(fresh) < missing
+                    short = "end of the data" if len(fresh) < missing else ""
                     running |= fresh
                 if not running:
                     break
                 ready, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(ready, key=lambda t: running[t].ordinal):
-                    waiting = running.pop(task)
-                    outcome = self._outcome(task, waiting, limits)
+                    outcome = self._outcome(task, running.pop(task), limits)
                     if isinstance(outcome, RolloutGroup):
                         done.append(outcome)
                     elif outcome is None:
                         filtered += 1
                     else:
                         failed[outcome] += 1
-                _check_limits(step, failed, filtered, limits)
+                _check_failures(step, failed, limits)
+                if filtered >= limits.max_filtered:
+                    short = f"{filtered} groups had equal rewards"
         finally:
             await _cancel(running)
-        return Collected(sorted(done, key=lambda g: g.ordinal), failed.total(), filtered, exhausted)
+        if not done and filtered:
+            raise TrainError(
+                f"rollout {step}: all {filtered} groups had equal rewards (--dynamic-sampling-max-waves): the "
+                "task is too easy or too hard for this model, or the reward does not tell answers apart"
+            )
+        return Collected(sorted(done, key=lambda g: g.ordinal), failed.total(), filtered, short)
 
     def _start(
         self, missing: int, step: int, plan: SamplingPlan
@@ -101,17 +110,12 @@ class Collector:
         return group
 
 
-def _check_limits(step: int, failed: Counter[str], filtered: int, limits: CollectLimits) -> None:
+def _check_failures(step: int, failed: Counter[str], limits: CollectLimits) -> None:
     if failed.total() > limits.max_failed:
         reason, times = failed.most_common(1)[0]
         raise TrainError(
             f"rollout {step}: {failed.total()} groups failed (--max-failed-groups {limits.max_failed}), "
             f"{times} of them with: {reason}"
-        )
-    if filtered > limits.max_filtered:
-        raise TrainError(
-            f"rollout {step}: {filtered} groups had equal rewards (limit {limits.max_filtered}): "
-            "the task is too easy or too hard for this model, or the reward does not tell answers apart"
         )
 
 
