@@ -1,0 +1,279 @@
+"""What must hold between options. A table of small functions, each yields the faults it sees.
+
+Owns the rules; the files that a rule looks at are only asked whether they exist. Promises: every rule runs on
+whatever values are known to be valid; a rule that needs one that isn't known ends there, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from turnout.config.check_files import FILE_CHECKS
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import Fault
+
+Check = Callable[[RunConfig], Iterator[Fault]]
+
+
+class NotKnown(Exception):
+    """A rule asked for an option whose value is missing or no good."""
+
+
+class Known:
+    """Looks like a RunConfig to a rule, but has only the valid values; the derived properties work as well."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._values:
+            return self._values[name]
+        derived = getattr(RunConfig, name, None)
+        if isinstance(derived, property) and derived.fget is not None:
+            return derived.fget(self)
+        raise NotKnown(name)
+
+
+def check_all(known: Known, where: dict[str, str]) -> list[Fault]:
+    """Faults of all rules; `where` gives the place of each option (a rule itself writes only the flag)."""
+    places = {"--" + name.replace("_", "-"): place for name, place in where.items()}
+    faults: list[Fault] = []
+    for check in CHECKS:
+        try:
+            for fault in check(cast("RunConfig", known)):
+                place = places.get(fault.where, fault.where)
+                faults.append(Fault(place, fault.value, fault.reason, fault.remedy))
+        except NotKnown:
+            continue
+    return faults
+
+
+def engine_program(c: RunConfig) -> Iterator[Fault]:
+    if c.engine != "embedded":
+        yield Fault(
+            "--engine", c.engine, "not yet done: SGLang as the rollout engine", "use --engine embedded"
+        )
+
+
+def schedule_done(c: RunConfig) -> Iterator[Fault]:
+    if c.schedule != "sync":
+        yield Fault(
+            "--schedule", c.schedule, f"not yet done: the {c.schedule} schedule", "use --schedule sync"
+        )
+
+
+def update_mode(c: RunConfig) -> Iterator[Fault]:
+    if c.update_weight_mode != "full":
+        what = "not yet done: updates that hold only what changed"
+        yield Fault("--update-weight-mode", c.update_weight_mode, what, "use --update-weight-mode full")
+
+
+def update_transport(c: RunConfig) -> Iterator[Fault]:
+    if c.update_weight_transport != "disk":
+        what = f"not yet done: updates by {c.update_weight_transport}"
+        yield Fault(
+            "--update-weight-transport", c.update_weight_transport, what, "use --update-weight-transport disk"
+        )
+
+
+def run_has_an_end(c: RunConfig) -> Iterator[Fault]:
+    if c.num_rollout is None and c.num_epoch is None:
+        yield Fault("--num-rollout", "", "the run has no end", "give --num-rollout or --num-epoch")
+
+
+def batch_divides(c: RunConfig) -> Iterator[Fault]:
+    total, given, steps = c.samples_per_rollout, c.global_batch_size, c.num_steps_per_rollout
+    product = f"--rollout-batch-size {c.rollout_batch_size} x --n-samples-per-prompt {c.n_samples_per_prompt}"
+    if given is not None and total % given:
+        reason = f"does not divide {product} = {total} samples"
+        yield Fault(
+            "--global-batch-size", str(given), reason, f"nearest that do: {_near_divisors(total, given)}"
+        )
+    elif given is not None and steps is not None and given * steps != total:
+        reason = f"--num-steps-per-rollout {steps} x {given} is not {product} = {total} samples"
+        yield Fault("--global-batch-size", str(given), reason, "leave one of the two out")
+    elif given is None and steps is not None and total % steps:
+        reason = f"does not divide {product} = {total} samples"
+        yield Fault(
+            "--num-steps-per-rollout", str(steps), reason, f"nearest that do: {_near_divisors(total, steps)}"
+        )
+
+
+def grpo_needs_a_group(c: RunConfig) -> Iterator[Fault]:
+    if c.advantage_estimator == "grpo" and c.n_samples_per_prompt == 1:
+        reason = "grpo compares the samples of one prompt; of a single sample every advantage is 0"
+        yield Fault("--n-samples-per-prompt", "1", reason, "give at least 2, usually 4 to 16")
+
+
+def survivors_fit(c: RunConfig) -> Iterator[Fault]:
+    if c.group_failure_policy == "survivors" and c.min_group_size > c.n_samples_per_prompt:
+        reason = f"a group has only --n-samples-per-prompt {c.n_samples_per_prompt} members"
+        yield Fault("--min-group-size", str(c.min_group_size), reason, "give a smaller number")
+
+
+def sampling_is_whole(c: RunConfig) -> Iterator[Fault]:
+    """Log-probs mean the whole vocabulary; a cut distribution has others, and every ratio would be wrong."""
+    reason = "training samples from the whole distribution: its log-probs are over the whole vocabulary"
+    for flag, value, neutral in (
+        ("--rollout-top-p", c.rollout_top_p, 1.0),
+        ("--rollout-top-k", c.rollout_top_k, -1),
+        ("--rollout-min-p", c.rollout_min_p, 0.0),
+    ):
+        if value != neutral:
+            yield Fault(flag, f"{value:g}", reason, f"use {flag} {neutral:g}")
+
+
+def prompt_leaves_room(c: RunConfig) -> Iterator[Fault]:
+    """Only between values that were given: a context limit alone leaves prompts of context - 1 tokens."""
+    prompt, context = c.rollout_max_prompt_len, c.rollout_max_context_len
+    if prompt is None or context is None:
+        return
+    response = c.rollout_max_response_len
+    if prompt + response > context:
+        reason = (
+            f"with --rollout-max-response-len {response} it passes --rollout-max-context-len {context} "
+            f"by {prompt + response - context} tokens"
+        )
+        room = context - response
+        remedy = f"give at most {room}" if room > 0 else "raise the context or lower the response"
+        yield Fault("--rollout-max-prompt-len", str(prompt), reason, remedy)
+
+
+def cache_holds_a_request(c: RunConfig) -> Iterator[Fault]:
+    response = max(c.rollout_max_response_len, c.eval_response_limit)
+    need = response + (c.rollout_max_prompt_len or 1)
+    if c.rollout_max_context_len is not None:
+        need = min(need, c.rollout_max_context_len)
+    if c.engine_max_total_tokens < need:
+        reason = f"one request of {need} tokens does not fit the cache"
+        yield Fault(
+            "--engine-max-total-tokens", str(c.engine_max_total_tokens), reason, f"give at least {need}"
+        )
+
+
+def page_fits_cache(c: RunConfig) -> Iterator[Fault]:
+    if c.engine_max_total_tokens % c.engine_page_tokens:
+        reason = f"not a multiple of --engine-page-tokens {c.engine_page_tokens}"
+        whole = c.engine_max_total_tokens // c.engine_page_tokens * c.engine_page_tokens
+        remedy = f"use {whole}" if whole else "use a smaller page"
+        yield Fault("--engine-max-total-tokens", str(c.engine_max_total_tokens), reason, remedy)
+
+
+def one_reward(c: RunConfig) -> Iterator[Fault]:
+    if c.rm_type is not None and c.custom_rm_path is not None:
+        reason = f"two rewards: --rm-type {c.rm_type} is given as well"
+        yield Fault("--custom-rm-path", c.custom_rm_path, reason, "leave one of the two out")
+    elif c.rm_type is None and c.custom_rm_path is None and not c.prompt_data.startswith("reasoning_gym:"):
+        yield Fault("--rm-type", "", "the run has no reward", "give --rm-type or --custom-rm-path")
+
+
+def reward_path_form(c: RunConfig) -> Iterator[Fault]:
+    path = c.custom_rm_path
+    if path is None:
+        return
+    module, _, function = path.rpartition(":") if ":" in path else path.rpartition(".")
+    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        reason = "no import path of a function"
+        yield Fault("--custom-rm-path", path, reason, "write package.module.function")
+
+
+def eval_has_data(c: RunConfig) -> Iterator[Fault]:
+    if c.eval_prompt_data is not None:
+        return
+    for flag, value, neutral in (
+        ("--eval-interval", c.eval_interval, None),
+        ("--eval-num-prompts", c.eval_num_prompts, None),
+        ("--eval-max-response-len", c.eval_max_response_len, None),
+        ("--eval-input-key", c.eval_input_key, None),
+        ("--eval-label-key", c.eval_label_key, None),
+        ("--n-samples-per-eval-prompt", c.n_samples_per_eval_prompt, 1),
+    ):
+        if value != neutral:
+            yield Fault(flag, str(value), "there is nothing to evaluate on", "give --eval-prompt-data")
+
+
+def eval_samples_differ(c: RunConfig) -> Iterator[Fault]:
+    if c.n_samples_per_eval_prompt > 1 and c.eval_temperature == 0:
+        reason = "at --eval-temperature 0 all samples of a prompt are equal"
+        remedy = "give --eval-temperature above 0, or one sample"
+        yield Fault("--n-samples-per-eval-prompt", str(c.n_samples_per_eval_prompt), reason, remedy)
+
+
+def eval_is_held_out(c: RunConfig) -> Iterator[Fault]:
+    if c.eval_prompt_data is not None and c.eval_prompt_data == c.prompt_data:
+        reason = "the prompts that are trained are no held-out prompts"
+        yield Fault("--eval-prompt-data", c.eval_prompt_data, reason, "give other prompts, or leave it out")
+
+
+def kl_is_used(c: RunConfig) -> Iterator[Fault]:
+    if c.use_kl_loss:
+        return
+    if c.kl_loss_coef > 0:
+        yield Fault("--kl-loss-coef", f"{c.kl_loss_coef:g}", "there is no KL term", "give --use-kl-loss")
+    if c.ref_load is not None:
+        yield Fault("--ref-load", c.ref_load, "nothing uses the reference", "give --use-kl-loss")
+
+
+def learning_rate_plan(c: RunConfig) -> Iterator[Fault]:
+    if c.lr_decay_style == "constant":
+        if c.min_lr_ratio > 0:
+            reason = "a constant learning rate has no end value"
+            yield Fault(
+                "--min-lr-ratio", f"{c.min_lr_ratio:g}", reason, "give --lr-decay-style linear or cosine"
+            )
+    elif c.num_rollout is None:
+        reason = "the decay needs to know the number of steps"
+        yield Fault("--lr-decay-style", c.lr_decay_style, reason, "give --num-rollout")
+    if c.num_rollout is not None and c.lr_warmup_iters >= c.num_rollout * c.inner_steps:
+        total = c.num_rollout * c.inner_steps
+        reason = f"the run has only {total} optimizer steps"
+        yield Fault("--lr-warmup-iters", str(c.lr_warmup_iters), reason, f"give at most {total - 1}")
+
+
+def deterministic_threads(c: RunConfig) -> Iterator[Fault]:
+    """With one thread a row of a matrix product depends neither on the batch nor on the split of work."""
+    if not c.deterministic:
+        return
+    for flag, value in (("--engine-threads", c.engine_threads), ("--trainer-threads", c.trainer_threads)):
+        if value != 1:
+            shown = "" if value is None else str(value)
+            yield Fault(flag, shown, "--deterministic requires one thread", f"give {flag} 1")
+
+
+def save_has_folder(c: RunConfig) -> Iterator[Fault]:
+    if c.save_interval is not None and c.save is None:
+        yield Fault("--save-interval", str(c.save_interval), "there is no folder to save to", "give --save")
+
+
+def _near_divisors(total: int, wanted: int) -> str:
+    divisors = [d for d in range(1, total + 1) if total % d == 0]
+    below = [d for d in divisors if d < wanted][-1:]
+    above = [d for d in divisors if d > wanted][:1]
+    return ", ".join(str(d) for d in below + above)
+
+
+CHECKS: tuple[Check, ...] = (
+    engine_program,
+    schedule_done,
+    update_mode,
+    update_transport,
+    run_has_an_end,
+    batch_divides,
+    grpo_needs_a_group,
+    survivors_fit,
+    sampling_is_whole,
+    prompt_leaves_room,
+    cache_holds_a_request,
+    page_fits_cache,
+    one_reward,
+    reward_path_form,
+    eval_has_data,
+    eval_samples_differ,
+    eval_is_held_out,
+    kl_is_used,
+    learning_rate_plan,
+    deterministic_threads,
+    save_has_folder,
+    *FILE_CHECKS,
+)

@@ -1,0 +1,79 @@
+"""Options of the loss, the optimizer and the train step's memory."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from turnout.config.option import Options, option
+
+
+class AlgorithmOptions(Options):
+    title: ClassVar[str] = "Algorithm"
+
+    advantage_estimator: Literal["grpo"] = option(
+        "grpo", "How rewards become advantages: the reward less the mean of its group."
+    )
+    grpo_std_normalization: bool = option(
+        True, "Divide a group's advantages by the standard deviation of its rewards (off: Dr. GRPO)."
+    )
+    eps_clip: float = option(0.2, "Clip range of the probability ratio below 1.", gt=0, lt=1)
+    eps_clip_high: float | None = option(
+        None, "Clip range of the probability ratio above 1.", unset="--eps-clip", gt=0
+    )
+    loss_aggregation: Literal["token", "sample"] = option(
+        "token", "Mean of the loss: over all tokens of the batch, or over samples of each sample's own mean."
+    )
+    use_kl_loss: bool = option(
+        False,
+        "Compute the KL to the frozen reference; it enters the loss by --kl-loss-coef, 0 only reports it.",
+    )
+    kl_loss_coef: float = option(0.0, "Weight of the KL in the loss.", ge=0)
+    kl_loss_type: Literal["k1", "k2", "k3"] = option(
+        "k3", "Estimator of the KL: log-ratio, half its square, or the unbiased one that is never negative."
+    )
+    global_batch_size: int | None = option(
+        None,
+        "Samples of one optimizer step.",
+        unit="samples",
+        unset="--rollout-batch-size x --n-samples-per-prompt / --num-steps-per-rollout",
+        ge=1,
+    )
+    num_steps_per_rollout: int | None = option(
+        None, "Optimizer steps of one train step.", unset="from --global-batch-size, else 1", ge=1
+    )
+
+
+class OptimizerOptions(Options):
+    title: ClassVar[str] = "Optimizer"
+
+    lr: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
+    lr_decay_style: Literal["constant", "linear", "cosine"] = option(
+        "constant", "Learning rate after the warm-up, over the optimizer steps of --num-rollout."
+    )
+    lr_warmup_iters: int = option(0, "Optimizer steps in which the learning rate rises from 0.", ge=0)
+    min_lr_ratio: float = option(0.0, "Where the decay ends, as a share of --lr.", ge=0, le=1)
+    weight_decay: float = option(0.0, "Decoupled weight decay of matrices; vectors have none.", ge=0)
+    adam_beta1: float = option(0.9, "Decay of the first moment.", ge=0, lt=1)
+    adam_beta2: float = option(0.95, "Decay of the second moment.", ge=0, lt=1)
+    adam_eps: float = option(1e-8, "Added to the root of the second moment.", gt=0)
+    clip_grad: float = option(
+        1.0, "Largest norm of the gradient, larger ones are scaled; 0 is no limit.", ge=0
+    )
+    max_nonfinite_steps: int = option(
+        3,
+        "Optimizer steps in a row that may be skipped for a gradient that isn't finite; 0 allows none.",
+        ge=0,
+    )
+
+
+class TrainerOptions(Options):
+    title: ClassVar[str] = "Trainer"
+
+    max_tokens_per_gpu: int = option(
+        4096, "Tokens of one packed micro-batch; bounds the memory of a train step.", unit="tokens", ge=1
+    )
+    head_chunk_tokens: int = option(512, "Response tokens whose logits exist at a time.", unit="tokens", ge=1)
+    gradient_checkpointing: bool = option(
+        False, "Compute activations again in the backward pass: less memory, about a third more time."
+    )
+    trainer_threads: int | None = option(None, "Compute threads of the trainer.", unset="the CPUs", ge=1)

@@ -1,0 +1,51 @@
+"""Options of the rollout engines and of watching them."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from turnout.config.option import Options, option
+
+
+class EngineOptions(Options):
+    title: ClassVar[str] = "Engines"
+
+    engine: Literal["embedded", "sglang"] = option("embedded", "Program that serves the rollouts.")
+    rollout_num_engines: int = option(1, "Engines, each a process of its own.", ge=1)
+    engine_threads: int | None = option(
+        None,
+        "Compute threads of each engine.",
+        unset="the CPUs divided by --rollout-num-engines, at least 1",
+        ge=1,
+    )
+    engine_max_total_tokens: int = option(
+        32768, "Size of each engine's KV cache, shared by all its requests.", unit="tokens", ge=16
+    )
+    engine_max_running_requests: int = option(
+        64, "Requests that one engine decodes at a time; more wait in its queue.", unit="requests", ge=1
+    )
+    engine_page_tokens: int = option(16, "Size of a page of the KV cache.", unit="tokens", ge=1)
+    engine_step_tokens: int = option(
+        512,
+        "Most tokens in one forward pass of an engine; longer prompts are computed in pieces.",
+        unit="tokens",
+        ge=1,
+    )
+    engine_row_block: int = option(
+        4,
+        "Rows that one matrix product is padded to a multiple of, so that a result doesn't depend on the batch.",
+        unit="rows",
+        ge=1,
+    )
+    engine_start_timeout_s: float = option(
+        120.0, "Deadline for an engine to start and load its model.", unit="seconds", gt=0
+    )
+    rollout_health_check_interval: float = option(1.0, "Time between health probes.", unit="seconds", gt=0)
+    rollout_health_check_timeout: float = option(5.0, "Deadline of one health probe.", unit="seconds", gt=0)
+    admin_token_env: str | None = option(
+        None,
+        "Name of the environment variable that holds the token for control calls. The token itself is never an "
+        "option, so it reaches no file.",
+        unset="no token; engines bind loopback",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+    )

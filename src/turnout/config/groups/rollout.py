@@ -1,0 +1,77 @@
+"""Options of sampling, rewards and groups."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from turnout.config.option import Options, option
+
+
+class RolloutOptions(Options):
+    title: ClassVar[str] = "Rollout"
+
+    rollout_batch_size: int = option(32, "Prompts in one rollout.", unit="prompts", ge=1)
+    n_samples_per_prompt: int = option(8, "Samples of each prompt; together they are one group.", ge=1)
+    rollout_max_response_len: int = option(256, "Longest response.", unit="tokens", ge=1)
+    rollout_max_context_len: int | None = option(
+        None,
+        "Longest prompt and response together; a response that reaches it ends as cut by length.",
+        unit="tokens",
+        unset="the engine's own limit",
+        ge=2,
+    )
+    rollout_temperature: float = option(
+        1.0,
+        "Sampling temperature. Engine, trainer and reference all divide logits by it.",
+        gt=0,
+    )
+    rollout_top_p: float = option(
+        1.0, "Nucleus sampling. Training accepts only 1, which cuts nothing.", gt=0, le=1
+    )
+    rollout_top_k: int = option(
+        -1, "Sampling among the k likeliest tokens. Training accepts only -1, which cuts nothing.", ge=-1
+    )
+    rollout_min_p: float = option(
+        0.0, "Least share of the top probability. Training accepts only 0, which cuts nothing.", ge=0, lt=1
+    )
+    rollout_stop: list[str] = option([], "Texts that end a response.")
+    rollout_stop_token_ids: list[int] = option(
+        [], "Token ids that end a response, besides the model's own end token."
+    )
+    rollout_request_timeout_s: float = option(
+        300.0, "Deadline of one generation request, with its retries.", unit="seconds", gt=0
+    )
+
+
+class RewardOptions(Options):
+    title: ClassVar[str] = "Rewards and groups"
+
+    rm_type: str | None = option(
+        None, "Built-in reward by name.", unset="--custom-rm-path, or the reasoning-gym task's own"
+    )
+    custom_rm_path: str | None = option(
+        None,
+        "Reward function by import path, `package.module.function` or `package.module:function`, called as "
+        "reward(prompt, response, label, **metadata) -> float; it may be async.",
+        unset="--rm-type",
+    )
+    reward_timeout_s: float = option(30.0, "Deadline of one reward.", unit="seconds", gt=0)
+    group_failure_policy: Literal["drop", "survivors"] = option(
+        "drop",
+        "What becomes of a group of which a sample or a reward failed: drop it, or train the members that are "
+        "left, with their own baseline.",
+    )
+    min_group_size: int = option(
+        2, "Fewest members that a group of survivors may have; smaller groups are dropped.", ge=2
+    )
+    max_failed_groups: int = option(
+        8, "Groups lost to failures in one rollout at which the run ends with the cause; 0 allows none.", ge=0
+    )
+    dynamic_sampling: bool = option(
+        False, "Drop groups whose rewards are all equal, and sample other prompts in their place."
+    )
+    dynamic_sampling_max_waves: int = option(
+        4,
+        "Rounds of replacements in one rollout; after the last the batch trains as it is, and says so.",
+        ge=1,
+    )

@@ -1,0 +1,29 @@
+"""Options of weight updates: how a version reaches the engines."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from turnout.config.option import Options, option
+
+
+class WeightOptions(Options):
+    title: ClassVar[str] = "Weight updates"
+
+    update_weight_mode: Literal["full", "delta"] = option(
+        "full", "What a version holds: all weights, or what changed since the last one."
+    )
+    update_weight_transport: Literal["disk", "nccl", "gloo", "tensor"] = option(
+        "disk", "Way of a version to the engines."
+    )
+    update_weight_disk_dir: str | None = option(
+        None,
+        "Folder that trainer and engines share. It belongs to one run.",
+        unset="`weights` in the run directory",
+    )
+    update_weight_disk_keep_files: bool = option(
+        False, "Keep every version. The two newest committed ones are kept otherwise."
+    )
+    update_weight_timeout_s: float = option(
+        120.0, "Deadline of one update, from publishing to the last attestation.", unit="seconds", gt=0
+    )

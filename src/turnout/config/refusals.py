@@ -1,0 +1,105 @@
+"""Names that are known and refused: options of features that don't exist yet, and other names of options here.
+
+Owns the two tables and `unknown_name`, which explains any name that is no option. Promises: a name in these
+tables gets its own explanation, any other name the nearest known ones; a secret's value is never shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from turnout.core.errors import Fault
+
+_SECRET = re.compile(r"(^|[_-])(token|secret|password|passwd|credential|api[_-]?key)s?$")
+
+# Name -> (what it is, what to do meanwhile). A name that ends in `*` stands for all that begin so.
+NOT_YET: dict[str, tuple[str, str]] = {
+    "colocate": ("trainer and engines on the same devices", "run them side by side, which is the default"),
+    "offload": ("giving memory back between phases", "leave it out: both halves stay resident"),
+    "offload_train": ("giving the trainer's memory back", "leave it out: the trainer stays resident"),
+    "offload_rollout": ("giving the engines' memory back", "leave it out: the engines stay resident"),
+    "partial_rollout": (
+        "resuming cut trajectories in the next rollout",
+        "leave it out: each rollout is finished",
+    ),
+    "mask_offpolicy_in_partial_rollout": ("a part of partial rollouts", "leave it out"),
+    "over_sampling_batch_size": ("sampling more groups than are trained", "use --dynamic-sampling"),
+    "sglang_config": ("groups of engines from a file", "use --rollout-num-engines with the embedded engine"),
+    "sglang_*": ("an option of an SGLang engine", "use --engine embedded and the --engine-* options"),
+    "router_*": ("an option of a request router", "leave it out: requests go to the engines directly"),
+    "use_slime_router": ("a request router", "leave it out: requests go to the engines directly"),
+    "prefill_num_servers": ("engines for prefill alone", "leave it out: every engine does both"),
+    "rollout_external_engine_addrs": ("engines run by someone else", "let the run start its own engines"),
+    "rollout_num_gpus": ("placing engines on GPUs", "use --rollout-num-engines"),
+    "rollout_num_gpus_per_engine": ("engines over several GPUs", "use --rollout-num-engines"),
+    "num_gpus_per_node": ("placement over nodes", "run on one machine"),
+    "actor_num_nodes": ("a trainer over several nodes", "leave it out: the trainer is one process"),
+    "actor_num_gpus_per_node": ("a trainer over several devices", "leave it out: the trainer is one process"),
+    "tensor_model_parallel_size": ("a trainer over several devices", "leave it out"),
+    "use_fault_tolerance": ("restarting engines", "leave it out: a dead engine ends the run with its cause"),
+    "rollout_health_check_first_wait": ("restarting engines", "use --engine-start-timeout-s"),
+    "load": ("resuming from a checkpoint", "start anew from --hf-checkpoint"),
+    "lora_*": ("LoRA training", "train all weights, with a smaller --hf-checkpoint if memory is short"),
+    "use_lora": ("LoRA training", "train all weights, with a smaller --hf-checkpoint if memory is short"),
+    "speculative_*": ("speculative draft models", "leave it out: engines decode with the model itself"),
+    "image_*": ("image inputs", "use text prompts"),
+    "multimodal_keys": ("image inputs", "use text prompts"),
+    "update_weight_encoding": ("an option of delta updates", "leave it out: full versions are published"),
+    "update_weight_delta_*": ("an option of delta updates", "leave it out: full versions are published"),
+    "update_weight_buffer_size": ("an option of updates without files", "leave it out: updates go by disk"),
+    "update_weights_interval": ("updates after several train steps", "leave it out: every step is published"),
+    "max_staleness": ("a bound for asynchronous runs", "leave it out: the lag is 0 in --schedule sync"),
+    "custom_generate_function_path": ("own generation functions", "use --custom-rm-path on one-turn prompts"),
+    "rollout_function_path": ("an own rollout function", "use --custom-rm-path on one-turn prompts"),
+    "eval_config": ("several held-out data sets", "use --eval-prompt-data with one"),
+    "entropy_coef": ("an entropy term in the loss", "leave it out"),
+    "use_tis": ("off-policy correction", "leave it out: the lag is 0 in --schedule sync"),
+    "use_wandb": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),
+    "wandb_*": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),
+}
+
+# Other names of what exists here, and what to write.
+ELSEWHERE: dict[str, str] = {
+    "reference_checkpoint": "--ref-load",
+    "disable_grpo_std_normalization": "--no-grpo-std-normalization",
+    "normalize_std": "--grpo-std-normalization",
+    "calculate_per_token_loss": "--loss-aggregation token",
+    "rollout_seed": "--seed",
+    "learning_rate": "--lr",
+    "min_lr": "--min-lr-ratio, a share of --lr",
+    "micro_batch_size": "--max-tokens-per-gpu, in tokens",
+    "use_dynamic_batch_size": "--max-tokens-per-gpu; batches are always packed by tokens",
+    "rm_url": "--custom-rm-path with a function that calls it",
+    "use_tensorboard": "--tensorboard",
+    "fully_async": "--schedule async",
+    "admin_token": "--admin-token-env with the name of an environment variable; a secret is never an option",
+    "hf_token": "the environment variable HF_TOKEN; a secret is never an option",
+}
+
+
+def unknown_name(where: str, name: str, value: str, known: Iterable[str]) -> Fault:
+    """The fault for a name that is no option. `name` has underscores; `where` is the place as it was written."""
+    shown = "(not shown)" if value and _SECRET.search(name) else value
+    refused = _not_yet(name)
+    if refused is not None:
+        return Fault(where, shown, f"not yet done: {refused[0]}", refused[1])
+    if name in ELSEWHERE:
+        return Fault(where, shown, "has another name here", f"use {ELSEWHERE[name]}")
+    near = difflib.get_close_matches(name, [*known, *(n for n in NOT_YET if "*" not in n)], n=3, cutoff=0.7)
+    options = [candidate for candidate in near if candidate not in NOT_YET]
+    if not options:
+        return Fault(where, shown, "no such option", "see `turnout train --help`")
+    dashed = where.startswith("--")
+    names = " or ".join("--" + o.replace("_", "-") if dashed else o for o in options)
+    return Fault(where, shown, "no such option", f"did you mean {names}?")
+
+
+def _not_yet(name: str) -> tuple[str, str] | None:
+    if name in NOT_YET:
+        return NOT_YET[name]
+    for pattern, explanation in NOT_YET.items():
+        if pattern.endswith("*") and name.startswith(pattern[:-1]):
+            return explanation
+    return None

@@ -1,0 +1,109 @@
+"""`RunConfig`: every option of a run in one flat, frozen record, and the values that follow from several options.
+
+Owns the list of groups. Promises: a RunConfig made by `turnout.config.load` has passed every check; the derived
+properties are the only place where "not given" turns into a number.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from turnout.config.groups.algorithm import AlgorithmOptions, OptimizerOptions, TrainerOptions
+from turnout.config.groups.data import DataOptions, EvalOptions
+from turnout.config.groups.engine import EngineOptions
+from turnout.config.groups.model import ModelOptions
+from turnout.config.groups.rollout import RewardOptions, RolloutOptions
+from turnout.config.groups.run import RunOptions, SeeingOptions
+from turnout.config.groups.weights import WeightOptions
+from turnout.config.option import Options, OptionSpec, read_specs
+
+GROUPS: tuple[type[Options], ...] = (
+    ModelOptions,
+    DataOptions,
+    EvalOptions,
+    RolloutOptions,
+    RewardOptions,
+    EngineOptions,
+    AlgorithmOptions,
+    OptimizerOptions,
+    TrainerOptions,
+    WeightOptions,
+    RunOptions,
+    SeeingOptions,
+)
+
+
+class RunConfig(
+    ModelOptions,
+    DataOptions,
+    EvalOptions,
+    RolloutOptions,
+    RewardOptions,
+    EngineOptions,
+    AlgorithmOptions,
+    OptimizerOptions,
+    TrainerOptions,
+    WeightOptions,
+    RunOptions,
+    SeeingOptions,
+):
+    """All options of one run."""
+
+    @property
+    def samples_per_rollout(self) -> int:
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+    @property
+    def inner_steps(self) -> int:
+        """Optimizer steps of one train step."""
+        if self.num_steps_per_rollout is not None:
+            return self.num_steps_per_rollout
+        if self.global_batch_size is not None:
+            return max(1, self.samples_per_rollout // self.global_batch_size)
+        return 1
+
+    @property
+    def optimizer_samples(self) -> int:
+        """Samples of one optimizer step."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return self.samples_per_rollout // self.inner_steps
+
+    @property
+    def prompt_limit(self) -> int | None:
+        """Longest prompt in tokens; None is no limit of ours."""
+        if self.rollout_max_prompt_len is not None:
+            return self.rollout_max_prompt_len
+        return None if self.rollout_max_context_len is None else self.rollout_max_context_len - 1
+
+    @property
+    def eval_response_limit(self) -> int:
+        """Longest response in evaluation, in tokens."""
+        given = self.eval_max_response_len
+        return self.rollout_max_response_len if given is None else given
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Clip range of the probability ratio below and above 1."""
+        return self.eps_clip, self.eps_clip if self.eps_clip_high is None else self.eps_clip_high
+
+    @property
+    def eval_keys(self) -> tuple[str, str | None]:
+        """Keys of prompt and label in held-out rows."""
+        key = self.input_key if self.eval_input_key is None else self.eval_input_key
+        return key, self.label_key if self.eval_label_key is None else self.eval_label_key
+
+    def engine_thread_count(self, cpus: int) -> int:
+        """Threads of each engine on a machine with `cpus` CPUs."""
+        given = self.engine_threads
+        return max(1, cpus // self.rollout_num_engines) if given is None else given
+
+    def trainer_thread_count(self, cpus: int) -> int:
+        """Threads of the trainer on a machine with `cpus` CPUs."""
+        return cpus if self.trainer_threads is None else self.trainer_threads
+
+
+@cache
+def specs() -> dict[str, OptionSpec]:
+    """Every option by YAML key, in the order of the reference page."""
+    return {spec.name: spec for spec in read_specs(GROUPS)}
