@@ -1,0 +1,31 @@
+"""Which phase the run is in, and how long each took. Errors name the phase; metrics get the seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from turnout.core.ports import Clock
+
+
+class Phases:
+    """Phases do not nest. `current` keeps the name of the last one between phases."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.current = "start"
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.current = name
+        started = self._clock.now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock.now() - started
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since the last call."""
+        taken, self.seconds = self.seconds, {}
+        return taken
