@@ -152,12 +152,14 @@ def cache_holds_a_request(c: RunConfig) -> Iterator[Fault]:
         )
 
 
-def page_fits_cache(c: RunConfig) -> Iterator[Fault]:
-    if c.engine_max_total_tokens % c.engine_page_tokens:
-        reason = f"not a multiple of --engine-page-tokens {c.engine_page_tokens}"
-        whole = c.engine_max_total_tokens // c.engine_page_tokens * c.engine_page_tokens
-        remedy = f"use {whole}" if whole else "use a smaller page"
-        yield Fault("--engine-max-total-tokens", str(c.engine_max_total_tokens), reason, remedy)
+def step_holds_decodes(c: RunConfig) -> Iterator[Fault]:
+    if c.engine_step_tokens < c.engine_max_running_requests:
+        reason = (
+            f"each of --engine-max-running-requests {c.engine_max_running_requests} decodes one token a step"
+        )
+        yield Fault(
+            "--engine-step-tokens", str(c.engine_step_tokens), reason, "raise it, or lower the requests"
+        )
 
 
 def one_reward(c: RunConfig) -> Iterator[Fault]:
@@ -265,7 +267,7 @@ CHECKS: tuple[Check, ...] = (
     sampling_is_whole,
     prompt_leaves_room,
     cache_holds_a_request,
-    page_fits_cache,
+    step_holds_decodes,
     one_reward,
     reward_path_form,
     eval_has_data,

@@ -70,6 +70,11 @@ class RunConfig(
         return self.samples_per_rollout // self.inner_steps
 
     @property
+    def filtered_limit(self) -> int:
+        """Groups without variance in one rollout after which dynamic sampling takes no more prompts."""
+        return self.dynamic_sampling_max_waves * self.rollout_batch_size
+
+    @property
     def prompt_limit(self) -> int | None:
         """Longest prompt in tokens; None is no limit of ours."""
         if self.rollout_max_prompt_len is not None:

@@ -24,7 +24,6 @@ class EngineOptions(Options):
     engine_max_running_requests: int = option(
         64, "Requests that one engine decodes at a time; more wait in its queue.", unit="requests", ge=1
     )
-    engine_page_tokens: int = option(16, "Size of a page of the KV cache.", unit="tokens", ge=1)
     engine_step_tokens: int = option(
         512,
         "Most tokens in one forward pass of an engine; longer prompts are computed in pieces.",
@@ -32,10 +31,11 @@ class EngineOptions(Options):
         ge=1,
     )
     engine_row_block: int = option(
-        4,
-        "Rows that one matrix product is padded to a multiple of, so that a result doesn't depend on the batch.",
+        64,
+        "Rows that every matrix product of an engine runs with; a fixed number makes a result independent of "
+        "what else is in the batch.",
         unit="rows",
-        ge=1,
+        ge=8,
     )
     engine_start_timeout_s: float = option(
         120.0, "Deadline for an engine to start and load its model.", unit="seconds", gt=0

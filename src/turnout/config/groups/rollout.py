@@ -65,13 +65,14 @@ class RewardOptions(Options):
         2, "Fewest members that a group of survivors may have; smaller groups are dropped.", ge=2
     )
     max_failed_groups: int = option(
-        8, "Groups lost to failures in one rollout at which the run ends with the cause; 0 allows none.", ge=0
+        8, "Groups that one rollout may lose to failures; one more ends the run with the cause.", ge=0
     )
     dynamic_sampling: bool = option(
         False, "Drop groups whose rewards are all equal, and sample other prompts in their place."
     )
     dynamic_sampling_max_waves: int = option(
         4,
-        "Rounds of replacements in one rollout; after the last the batch trains as it is, and says so.",
+        "How long dynamic sampling looks for other prompts: after so many times --rollout-batch-size dropped "
+        "groups the batch trains as it is, and says so.",
         ge=1,
     )

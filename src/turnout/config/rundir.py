@@ -1,0 +1,81 @@
+"""Where a run writes: the making of its directory, and the places of the files in it.
+
+Owns the names of the files. Promises: a run directory is made by exactly one run, also when two start at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import ConfigError, Fault
+
+MAX_RUNS = 1000
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of a run. `weights` may lie elsewhere (--update-weight-disk-dir)."""
+
+    root: Path
+    weights: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def plots(self) -> Path:
+        return self.root / "plots"
+
+    @property
+    def engines(self) -> Path:
+        """Logs and ready files of the engines."""
+        return self.root / "engines"
+
+
+def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
+    """Makes the run's directory: --run-dir, which must not hold a run, else `base`/NAME-NNN with the first number
+    that is free. Raises ConfigError."""
+    root = _numbered(config.run_name or "run", base) if config.run_dir is None else Path(config.run_dir)
+    given = config.update_weight_disk_dir
+    paths = RunPaths(root.absolute(), (root / "weights" if given is None else Path(given)).absolute())
+    if config.run_dir is not None:
+        if paths.events.exists():
+            remedy = "give another folder, or leave it out"
+            raise ConfigError(Fault("--run-dir", config.run_dir, "holds a run already", remedy))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"can't be made: {error.strerror or type(error).__name__}"
+            raise ConfigError(Fault("--run-dir", config.run_dir, reason, "give another folder")) from None
+    return paths
+
+
+def _numbered(name: str, base: Path) -> Path:
+    base.mkdir(parents=True, exist_ok=True)
+    for number in range(1, MAX_RUNS):
+        folder = base / f"{name}-{number:03d}"
+        try:
+            folder.mkdir()  # of two runs that start at once, one gets the number
+        except FileExistsError:
+            continue
+        return folder
+    raise ConfigError(Fault("--run-name", name, f"{base} has {MAX_RUNS - 1} runs of it", "give another name"))
