@@ -1,0 +1,89 @@
+"""Metrics of a run: metrics.jsonl, one row per train step, and TensorBoard where it is asked for.
+
+Owns both sinks and the names of the metrics that panel, plots and summary read. Promises: keys that begin with
+`seconds/` are timings, every other number is repeatable in deterministic mode; a number that isn't finite is
+written as null and counted, never dropped silently.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, SupportsFloat, cast
+
+from turnout.core.errors import DataError, Fault
+
+REWARD = "rollout/reward_mean"
+RESPONSE_LEN = "rollout/response_len_mean"
+MISMATCH = "train/mismatch_mean_abs_logprob"
+EVAL_SCORE = "eval/score"
+SECONDS = "seconds/"
+PHASES = ("rollout", "train", "publish", "update")
+
+Row = dict[str, float | None]
+
+
+class MetricsLog:
+    """The writer. `nonfinite` counts the numbers that were not finite, by key."""
+
+    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+        """`tensorboard` is the folder for TensorBoard's files, None for none."""
+        self._file = path.open("a", encoding="utf-8", newline="\n", buffering=1)
+        self._board = None if tensorboard is None else _board(tensorboard)
+        self.nonfinite: dict[str, int] = {}
+
+    def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """One row: `step` is the number of train steps done."""
+        row: Row = {}
+        for key in sorted(values):
+            number = float(values[key])
+            if not math.isfinite(number):
+                self.nonfinite[key] = self.nonfinite.get(key, 0) + 1
+                row[key] = None
+                continue
+            row[key] = number
+            if self._board is not None:
+                self._board.add_scalar(key, number, step)
+        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
+        if self._board is not None:
+            self._board.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[tuple[int, Row]]:
+    """All rows as (step, values). A torn last row is left out; any other bad row raises DataError."""
+    rows: list[tuple[int, Row]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            row = cast("Row", json.loads(line))
+            rows.append((int(cast("float", row.pop("step"))), row))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            place = f"{path}:{number}"
+            raise DataError(Fault(place, "", f"no row of metrics: {error}", "was it edited?")) from None
+    return rows
+
+
+def repeatable(row: Row) -> Row:
+    """The part of a row that must be equal when a deterministic run is repeated."""
+    return {key: value for key, value in row.items() if not key.startswith(SECONDS)}
+
+
+def _board(folder: Path) -> Any:
+    from tensorboardX import SummaryWriter  # noqa: PLC0415  late: it takes half a second
+
+    return SummaryWriter(str(folder))
