@@ -70,8 +70,7 @@ def _run(command: Command, rest: list[str]) -> int:
     debug = os.environ.get("TURNOUT_DEBUG") == "1"
     try:
         if command.help and any(word in ("-h", "--help") for word in rest):
-            print(cast("Callable[[], str]", _find(command.help))())
-            return 0
+            return _print_help(cast("Callable[[], str]", _find(command.help))())
         return cast("Callable[[list[str]], int]", _find(command.target))(rest)
     except TurnoutError as error:
         if debug:
@@ -83,9 +82,14 @@ def _run(command: Command, rest: list[str]) -> int:
             raise
         print("turnout: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, as in `turnout train --help | head`
+
+
+def _print_help(text: str) -> int:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader has gone, as in `turnout train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return 0
 
 
 def _find(target: str) -> object:

@@ -70,6 +70,11 @@ class RunConfig(
         return self.samples_per_rollout // self.inner_steps
 
     @property
+    def min_group(self) -> int:
+        """Fewest members with which a group may train when others failed."""
+        return self.n_samples_per_prompt if self.group_failure_policy == "drop" else self.min_group_size
+
+    @property
     def filtered_limit(self) -> int:
         """Groups without variance in one rollout after which dynamic sampling takes no more prompts."""
         return self.dynamic_sampling_max_waves * self.rollout_batch_size
