@@ -13,14 +13,15 @@ from pathlib import Path
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
-_GENERATED = re.compile(r"[a-z][a-z0-9_+-]+:")
+_GENERATED = "reasoning_gym:"
+_FORMS = (".jsonl", ".json", ".ndjson", ".parquet")
 _SLICE = re.compile(r"@\[[^\]]*\]$")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
 def is_generated(data: str) -> bool:
     """Whether prompt data is made by a program (`reasoning_gym:TASK`) instead of read from a file."""
-    return _GENERATED.match(data) is not None
+    return data.startswith(_GENERATED)
 
 
 def prompt_files(c: RunConfig) -> Iterator[Fault]:
@@ -86,11 +87,15 @@ def run_dir_is_free(c: RunConfig) -> Iterator[Fault]:
 def _prompt_file(flag: str, data: str) -> Iterator[Fault]:
     if is_generated(data):
         return
-    path = Path(_SLICE.sub("", data))
+    path = Path(_SLICE.sub("", data)).expanduser()
     if not path.exists():
         yield Fault(flag, data, "no such file", "give a .jsonl or .parquet file, or `reasoning_gym:TASK`")
     elif path.is_dir():
         yield Fault(flag, data, "is a folder", "give a .jsonl or .parquet file in it")
+    elif path.suffix not in _FORMS:
+        yield Fault(
+            flag, data, f"files that end in {path.suffix!r} are not read", "give a .jsonl or .parquet file"
+        )
 
 
 def _model(flag: str, model: str) -> Iterator[Fault]:

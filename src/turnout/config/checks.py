@@ -7,6 +7,7 @@ whatever values are known to be valid; a rule that needs one that isn't known en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from turnout.config.check_files import FILE_CHECKS
@@ -140,16 +141,25 @@ def prompt_leaves_room(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--rollout-max-prompt-len", str(prompt), reason, remedy)
 
 
-def cache_holds_a_request(c: RunConfig) -> Iterator[Fault]:
-    response = max(c.rollout_max_response_len, c.eval_response_limit)
-    need = response + (c.rollout_max_prompt_len or 1)
-    if c.rollout_max_context_len is not None:
-        need = min(need, c.rollout_max_context_len)
-    if c.engine_max_total_tokens < need:
-        reason = f"one request of {need} tokens does not fit the cache"
-        yield Fault(
-            "--engine-max-total-tokens", str(c.engine_max_total_tokens), reason, f"give at least {need}"
-        )
+def sequence_fits(c: RunConfig) -> Iterator[Fault]:
+    """The longest sequence fits a micro-batch of the trainer and, with evaluation, the cache of an engine."""
+    prompt = (
+        c.prompt_limit or 1
+    )  # unknown prompts have a token at least; their own lengths are checked at load
+    context = c.rollout_max_context_len
+    for flag, limit, response, what in (
+        ("--max-tokens-per-gpu", c.max_tokens_per_gpu, c.rollout_max_response_len, "one sample"),
+        (
+            "--engine-max-total-tokens",
+            c.engine_max_total_tokens,
+            max(c.rollout_max_response_len, c.eval_response_limit),
+            "one request",
+        ),
+    ):
+        need = prompt + response if context is None else min(prompt + response, context)
+        if limit < need:
+            reason = f"{what} of up to {need} tokens (prompt and response) doesn't fit"
+            yield Fault(flag, str(limit), reason, f"give at least {need}")
 
 
 def step_holds_decodes(c: RunConfig) -> Iterator[Fault]:
@@ -166,7 +176,7 @@ def one_reward(c: RunConfig) -> Iterator[Fault]:
     if c.rm_type is not None and c.custom_rm_path is not None:
         reason = f"two rewards: --rm-type {c.rm_type} is given as well"
         yield Fault("--custom-rm-path", c.custom_rm_path, reason, "leave one of the two out")
-    elif c.rm_type is None and c.custom_rm_path is None and not c.prompt_data.startswith("reasoning_gym:"):
+    elif not c.reward:
         yield Fault("--rm-type", "", "the run has no reward", "give --rm-type or --custom-rm-path")
 
 
@@ -174,10 +184,13 @@ def reward_path_form(c: RunConfig) -> Iterator[Fault]:
     path = c.custom_rm_path
     if path is None:
         return
-    module, _, function = path.rpartition(":") if ":" in path else path.rpartition(".")
-    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        reason = "no import path of a function"
-        yield Fault("--custom-rm-path", path, reason, "write package.module.function")
+    place, _, function = path.rpartition(":") if ":" in path else path.rpartition(".")
+    is_file = place.endswith(".py")
+    if not function.isidentifier() or not (is_file or all(p.isidentifier() for p in place.split("."))):
+        remedy = "write package.module.function or path/to/file.py:function"
+        yield Fault("--custom-rm-path", path, "names no function", remedy)
+    elif is_file and not Path(place).expanduser().is_file():
+        yield Fault("--custom-rm-path", path, f"there is no file {place}", "check the path")
 
 
 def eval_has_data(c: RunConfig) -> Iterator[Fault]:
@@ -266,7 +279,7 @@ CHECKS: tuple[Check, ...] = (
     survivors_fit,
     sampling_is_whole,
     prompt_leaves_room,
-    cache_holds_a_request,
+    sequence_fits,
     step_holds_decodes,
     one_reward,
     reward_path_form,

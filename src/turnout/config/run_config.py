@@ -70,6 +70,13 @@ class RunConfig(
         return self.samples_per_rollout // self.inner_steps
 
     @property
+    def reward(self) -> str:
+        """The reward's name or path; a reasoning-gym task brings its own. Empty where there is none."""
+        if self.rm_type is not None or self.custom_rm_path is not None:
+            return self.rm_type or self.custom_rm_path or ""
+        return "reasoning_gym" if self.prompt_data.startswith("reasoning_gym:") else ""
+
+    @property
     def min_group(self) -> int:
         """Fewest members with which a group may train when others failed."""
         return self.n_samples_per_prompt if self.group_failure_policy == "drop" else self.min_group_size

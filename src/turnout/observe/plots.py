@@ -58,8 +58,11 @@ def _draw(axes: Any, draw: Callable[[Any, Rows], None], rows: Rows) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        many = len(labels) > 2  # in one line above the bars
+        place = "upper left" if many else "best"
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc=place, ncols=len(labels) if many else 1)
 
 
 def _reward(axes: Any, rows: Rows) -> None:

@@ -54,7 +54,7 @@ class OptimizerOptions(Options):
     min_lr_ratio: float = option(0.0, "Where the decay ends, as a share of --lr.", ge=0, le=1)
     weight_decay: float = option(0.0, "Decoupled weight decay of matrices; vectors have none.", ge=0)
     adam_beta1: float = option(0.9, "Decay of the first moment.", ge=0, lt=1)
-    adam_beta2: float = option(0.95, "Decay of the second moment.", ge=0, lt=1)
+    adam_beta2: float = option(0.98, "Decay of the second moment.", ge=0, lt=1)
     adam_eps: float = option(1e-8, "Added to the root of the second moment.", gt=0)
     clip_grad: float = option(
         1.0, "Largest norm of the gradient, larger ones are scaled; 0 is no limit.", ge=0
@@ -70,7 +70,10 @@ class TrainerOptions(Options):
     title: ClassVar[str] = "Trainer"
 
     max_tokens_per_gpu: int = option(
-        4096, "Tokens of one packed micro-batch; bounds the memory of a train step.", unit="tokens", ge=1
+        2048,
+        "Tokens of one packed micro-batch; bounds the memory of a train step. A sample must fit.",
+        unit="tokens",
+        ge=1,
     )
     head_chunk_tokens: int = option(512, "Response tokens whose logits exist at a time.", unit="tokens", ge=1)
     gradient_checkpointing: bool = option(

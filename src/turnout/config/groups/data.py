@@ -12,7 +12,8 @@ class DataOptions(Options):
 
     prompt_data: str = option(
         ...,
-        "Prompts to train on: a .jsonl or .parquet file, or `reasoning_gym:TASK` for a generated task.",
+        "Prompts to train on: a .jsonl or .parquet file, or `reasoning_gym:TASK` for a generated task; "
+        "`@[a:b]` at the end takes a slice of the rows.",
     )
     input_key: str = option("input", "Key of a row that holds the prompt: text, or a list of chat messages.")
     label_key: str | None = option(

@@ -46,12 +46,12 @@ class RolloutOptions(Options):
 class RewardOptions(Options):
     title: ClassVar[str] = "Rewards and groups"
 
-    rm_type: str | None = option(
+    rm_type: Literal["exact", "last_number", "f1", "math", "reasoning_gym"] | None = option(
         None, "Built-in reward by name.", unset="--custom-rm-path, or the reasoning-gym task's own"
     )
     custom_rm_path: str | None = option(
         None,
-        "Reward function by import path, `package.module.function` or `package.module:function`, called as "
+        "Reward function: `package.module.function`, `package.module:function` or `path/to/file.py:function`, called as "
         "reward(prompt, response, label, **metadata) -> float; it may be async.",
         unset="--rm-type",
     )
