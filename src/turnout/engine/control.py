@@ -1,0 +1,130 @@
+"""Control calls: abort, pause, continue, flush, weight updates. Beyond loopback each needs the admin token.
+
+Promises: one update at a time (409 for a second); an update is validated while the engine goes on serving and
+put into place between two steps; a refusal leaves everything as it was and says so with success false.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from aiohttp import web
+
+from turnout.core.errors import UserError, WeightError
+from turnout.core.version import label_counter
+from turnout.engine.core import Activation, Attested
+from turnout.engine.loop import ComputeThread
+from turnout.engine.requests import Update, parse_abort, parse_object, parse_pause, parse_update
+from turnout.engine.weights import Prepared
+
+CONTROL_BODY_MAX = 1 << 20
+COMMAND_DEADLINE_S = 60.0
+UPDATE_DEADLINE_S = 600.0
+
+
+class Control:
+    """Handlers of one engine's control calls."""
+
+    def __init__(self, compute: ComputeThread) -> None:
+        self.compute, self.settings = compute, compute.settings
+        self._updating: str | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/abort_request", self.abort),
+            web.post("/pause_generation", self.pause),
+            web.post("/continue_generation", self.resume),
+            web.get("/flush_cache", self.flush),
+            web.post("/flush_cache", self.flush),
+            web.post("/update_weights_from_disk", self.update_from_disk),
+        ]
+
+    def authorised(self, request: web.Request) -> bool:
+        """Whether the call may control: always without a token (then the host is loopback)."""
+        token = self.settings.admin_token
+        given = request.headers.get("Authorization", "")
+        return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+    async def abort(self, request: web.Request) -> web.Response:
+        rid = parse_abort(parse_object(await self._body(request)))
+        if rid is None:
+            ended = await self.compute.do(lambda c: c.abort_all("aborted by a call"), COMMAND_DEADLINE_S)
+        else:
+            ended = await self.compute.do(lambda c: c.abort(rid, "aborted by a call"), COMMAND_DEADLINE_S)
+        return web.json_response({"aborted": ended})
+
+    async def pause(self, request: web.Request) -> web.Response:
+        mode = parse_pause(parse_object(await self._body(request)))
+        held = await self.compute.do(lambda c: c.pause(mode), COMMAND_DEADLINE_S)
+        return web.json_response({"message": f"paused, mode {mode}", "status": "ok", "requests": held})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        parse_object(await self._body(request))
+        await self.compute.do(lambda c: c.resume(), COMMAND_DEADLINE_S)
+        return web.json_response({"message": "generation goes on", "status": "ok"})
+
+    async def flush(self, request: web.Request) -> web.Response:
+        """400 while requests run or wait, as SGLang. There is no cache beyond requests yet: nothing is kept."""
+        await self._body(request)
+        if not await self.compute.do(lambda c: c.idle(), COMMAND_DEADLINE_S):
+            return web.Response(status=400, text="cache not flushed: requests are running or waiting\n")
+        return web.Response(text="cache flushed\n")
+
+    async def update_from_disk(self, request: web.Request) -> web.Response:
+        try:
+            update = parse_update(parse_object(await self._body(request)), self.settings)
+        except UserError as fault:
+            return _refused(str(fault), 400)
+        if self._updating is not None:
+            return _refused(f"an update from {self._updating} is under way", 409)
+        self._updating = str(update.folder)
+        work = asyncio.ensure_future(self._update(update))
+        work.add_done_callback(self._update_over)
+        try:
+            # shielded: an update that has begun goes on when its caller hangs up
+            attested, met = await asyncio.wait_for(asyncio.shield(work), UPDATE_DEADLINE_S)
+        except WeightError as fault:
+            return _refused(str(fault), 400)
+        return web.json_response(
+            {
+                "success": True,
+                "message": f"serving {attested.version}",
+                "num_paused_requests": met,
+                "version": attested.version,
+                "root": attested.root,
+                "level": attested.level,
+            }
+        )
+
+    async def _update(self, update: Update) -> tuple[Attested, int]:
+        prepared = await asyncio.to_thread(self.compute.core.weights.prepare, update.folder)
+        activation = Activation(prepared, _label(update, prepared), update.abort_all, update.flush)
+        return await self.compute.do(lambda c: c.activate(activation), UPDATE_DEADLINE_S)
+
+    def _update_over(self, work: asyncio.Future[tuple[Attested, int]]) -> None:
+        self._updating = None
+        if not work.cancelled():
+            work.exception()  # retrieved, so that a caller who hung up leaves no warning behind
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The body of a control call; 413 above CONTROL_BODY_MAX."""
+        body = bytearray()
+        async for part in request.content.iter_chunked(1 << 16):
+            body += part
+            if len(body) > CONTROL_BODY_MAX:
+                raise web.HTTPRequestEntityTooLarge(CONTROL_BODY_MAX, len(body))
+        return bytes(body)
+
+
+def _label(update: Update, prepared: Prepared) -> str:
+    """The label for the new weights. One that names other content is refused: a label must not lie."""
+    if update.label is None:
+        return prepared.manifest.version.label if prepared.manifest else f"root-{prepared.root[:16]}"
+    if label_counter(update.label) is not None and update.label.split("-")[1] != prepared.root[:16]:
+        raise WeightError(f"weight_version {update.label} names other weights: the root is {prepared.root}")
+    return update.label
+
+
+def _refused(message: str, status: int) -> web.Response:
+    return web.json_response({"success": False, "message": message}, status=status)

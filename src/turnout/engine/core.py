@@ -1,0 +1,206 @@
+"""The engine without threads or HTTP: scheduler, runner and live weights behind one set of commands.
+
+Owned by one thread. Every command acts between two steps, so at a token boundary. Promises: tokens carry the
+label of the weights that made them; a failed activation leaves the engine fenced (nothing is served until a
+good update); what was refused changed nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnout.core.errors import EngineBusy, Fault, UserError, WeightError
+from turnout.core.types import Finish
+from turnout.engine.model import LoadedModel
+from turnout.engine.runner import Runner
+from turnout.engine.sampler import Draw
+from turnout.engine.scheduler_machine import Chunk, Limits, Request, Scheduler
+from turnout.engine.settings import EngineSettings
+from turnout.engine.text import StopWatch
+from turnout.engine.weights import LiveWeights, Prepared
+
+PAUSE_MODES = ("abort", "retract", "in_place")
+
+
+@dataclass(frozen=True)
+class Attested:
+    """What is served: `root` was computed from the live tensors at wall time `at`."""
+
+    version: str
+    root: str
+    at: float
+    level: str = "memory"
+    verified: str = "full"
+
+
+@dataclass(frozen=True)
+class Load:
+    """Counts at the last token boundary."""
+
+    running: int = 0
+    waiting: int = 0
+    used_pages: int = 0
+    steps: int = 0
+    tokens: int = 0
+    preempted: int = 0
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One update: `label` for the tokens from now on; `flush` recomputes the KV of running requests on the
+    new weights, else they go on with what they have."""
+
+    prepared: Prepared
+    label: str
+    abort_all: bool
+    flush: bool
+
+
+class EngineCore:
+    """See the module. `on_end` is called on the owning thread with every request that ends."""
+
+    def __init__(
+        self, model: LoadedModel, settings: EngineSettings, on_end: Callable[[Request], None]
+    ) -> None:
+        self.settings, self.model = settings, model
+        self.runner = Runner(model, settings)
+        self.weights = LiveWeights(model.module)
+        self.scheduler = Scheduler(
+            Limits(
+                settings.pages,
+                settings.page_tokens,
+                settings.max_running_requests,
+                settings.max_waiting,
+                settings.max_step_tokens,
+            )
+        )
+        self.fenced: str | None = None
+        self.load = Load()
+        self._on_end = on_end
+        self._watches: dict[str, StopWatch] = {}
+        prepared = self.weights.prepare(settings.model_path, may_round=True)
+        self.attested = Attested(settings.weight_version, self.weights.activate(prepared), time.time())
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; raises UserError for a duplicate id, EngineBusy (phase "fenced" or "queue")."""
+        if self.fenced is not None:
+            raise EngineBusy(self.settings.engine_id, "fenced", self.attested.version, self.fenced)
+        if self.scheduler.knows(request.rid):
+            raise UserError(Fault("rid", request.rid, "is in use by a request that still runs"))
+        if self.scheduler.full:
+            reason = f"{len(self.scheduler.waiting)} requests wait already"
+            raise EngineBusy(self.settings.engine_id, "queue", self.attested.version, reason)
+        self.scheduler.submit(request)
+        if request.params.stop:
+            self._watches[request.rid] = StopWatch(
+                self.model.tokenizer, request.params.stop, request.params.skip_special_tokens
+            )
+        self._measure()
+
+    def abort(self, rid: str, message: str) -> int:
+        """Ends the request with exactly this id; returns how many were ended (0 or 1)."""
+        request = self.scheduler.abort(rid, message)
+        self._ended([request] if request is not None else [])
+        return int(request is not None)
+
+    def abort_all(self, message: str) -> int:
+        ended = self.scheduler.abort_all(message)
+        self._ended(ended)
+        return len(ended)
+
+    def pause(self, mode: str) -> int:
+        """Stops planning steps. abort ends all requests, retract drops the KV of running ones, in_place keeps
+        all. Requests that come during a pause wait. Returns how many requests are held or were ended."""
+        self.scheduler.paused = True
+        if mode == "abort":
+            return self.abort_all("paused with mode abort")
+        if mode == "retract":
+            self.scheduler.retract_all()
+        self._measure()
+        return len(self.scheduler.running) + len(self.scheduler.waiting)
+
+    def resume(self) -> None:
+        self.scheduler.paused = False
+
+    def idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def activate(self, activation: Activation) -> tuple[Attested, int]:
+        """Puts prepared weights into place. Returns what is attested and how many requests it met. On failure
+        the engine is fenced, its requests end as aborted, and WeightError is raised."""
+        met = len(self.scheduler.running) + len(self.scheduler.waiting)
+        if activation.abort_all:
+            self.abort_all("aborted by a weight update")
+        elif activation.flush:
+            self.scheduler.retract_all()
+        try:
+            root = self.weights.activate(activation.prepared)
+        except (WeightError, OSError, ValueError) as fault:
+            self.fenced = f"the last weight update failed: {fault}"
+            self.abort_all(self.fenced)
+            raise WeightError(self.fenced) from fault
+        self.fenced = None
+        self.attested = Attested(activation.label, root, time.time())
+        return self.attested, met
+
+    def step(self) -> bool:
+        """Runs one step; False where there is nothing to do."""
+        chunks = self.scheduler.plan()
+        if not chunks:
+            return False
+        sampling = [chunk.request for chunk in chunks if chunk.samples]
+        sampled = self.runner.run(chunks, [_draw(request) for request in sampling])
+        for chunk in chunks:
+            self.scheduler.computed(chunk)
+        ended = [
+            request
+            for request, token, logprob in zip(sampling, sampled.tokens, sampled.logprobs)
+            if self._accept(request, token, logprob)
+        ]
+        self._ended(ended)
+        self._measure(chunks, len(sampling))
+        return True
+
+    def check(self) -> None:
+        """Raises InvariantBroken where a page, slot, token or request is lost."""
+        self.scheduler.check()
+
+    def _accept(self, request: Request, token: int, logprob: float) -> bool:
+        """Takes one token over; returns whether the request ended."""
+        if not math.isfinite(logprob):
+            self.scheduler.abort(request.rid, f"log-prob {logprob} at token {request.generated}")
+            return True
+        if self.scheduler.accept(request, token, logprob, self.attested.version):
+            return True
+        watch = self._watches.get(request.rid)
+        if watch is not None and watch.push(request.output):
+            self.scheduler.finish(request, Finish.STOP)
+            return True
+        return False
+
+    def _ended(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._watches.pop(request.rid, None)
+            self._on_end(request)
+        if requests:
+            self._measure()
+
+    def _measure(self, chunks: tuple[Chunk, ...] = (), tokens: int = 0) -> None:
+        scheduler = self.scheduler
+        self.load = Load(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            used_pages=scheduler.limits.pages - scheduler.pages.free,
+            steps=self.load.steps + bool(chunks),
+            tokens=self.load.tokens + tokens,
+            preempted=scheduler.preemptions,
+        )
+
+
+def _draw(request: Request) -> Draw:
+    early = request.generated < request.params.min_new_tokens
+    banned = tuple(request.end_ids) if early else ()
+    return Draw(request.params, request.seed, len(request.tokens), banned)

@@ -1,0 +1,115 @@
+"""One engine process from start to end.
+
+Promises: the port is bound and `ready_file` written (atomically: {"url", "pid", "engine_id"}) only when the
+engine serves; SIGTERM and SIGINT end it within STOP_DEADLINE_S with status 0; unless detached it ends when
+its parent does, so that no engine outlives a run that was killed.
+
+PR_SET_PDEATHSIG follows the *thread* that started the process: spawn engines from a thread that stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from turnout.core.errors import TurnoutError
+from turnout.engine.loop import ComputeThread
+from turnout.engine.server import Server
+from turnout.engine.settings import EngineSettings
+from turnout.native.loader import path_taken
+
+log = logging.getLogger(__name__)
+PR_SET_PDEATHSIG = 1
+PARENT_POLL_S = 0.5
+STOP_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """How long an engine lives. `parent_pid` is who started it, None: whoever is the parent right now."""
+
+    ready_file: Path | None = None
+    detached: bool = False
+    parent_pid: int | None = None
+
+
+def run_engine(settings: EngineSettings, lifetime: Lifetime | None = None) -> int:
+    """Serves until told to stop; returns the exit status."""
+    lifetime = lifetime if lifetime is not None else Lifetime()
+    if not lifetime.detached:
+        _die_with(lifetime.parent_pid if lifetime.parent_pid is not None else os.getppid())
+    try:
+        asyncio.run(_serve(settings, lifetime.ready_file))
+    except TurnoutError as fault:
+        log.error("engine %s: %s", settings.engine_id, fault)
+        return fault.exit_status
+    except OSError as fault:
+        log.error(
+            "engine %s cannot serve on %s:%d: %s", settings.engine_id, settings.host, settings.port, fault
+        )
+        return 1
+    return 0
+
+
+async def _serve(settings: EngineSettings, ready_file: Path | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    compute = ComputeThread(settings)
+    await compute.start()
+    log.info("engine %s: %s", settings.engine_id, path_taken())
+    # handler_cancellation: a client that goes away cancels its handler, which aborts its request
+    runner = web.AppRunner(
+        Server(compute).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port)
+        await site.start()
+        url = _url(settings.host, runner.addresses[0][1])
+        log.info("engine %s serves %s at %s", settings.engine_id, compute.attested.version, url)
+        if ready_file is not None:
+            _announce(ready_file, {"url": url, "pid": os.getpid(), "engine_id": settings.engine_id})
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+        await compute.stop(STOP_DEADLINE_S)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announce(path: Path, row: dict[str, object]) -> None:
+    staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    staged.write_text(json.dumps(row), encoding="utf-8")
+    staged.replace(path)
+
+
+def _die_with(parent: int) -> None:
+    """Ends this process when its parent ends: by the kernel's signal on Linux, and by looking."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="turnout-parent-watch", daemon=True).start()

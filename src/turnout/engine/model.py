@@ -1,0 +1,135 @@
+"""The model of a checkpoint folder as transformers builds it, made batch-invariant.
+
+Promises: a model that this engine would serve wrongly (sliding windows, rotary scaling that looks at the
+batch, an unknown architecture) is refused with ModelError; what is returned runs `model(input_ids [1, rows],
+position_ids [1, rows], step=StepRows, logits_to_keep=rows to keep)` and owns aligned parameters.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as hf_logging
+
+from turnout.core.errors import Fault, ModelError
+from turnout.engine import attention, linear
+from turnout.engine.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+SERVED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the engine needs to know of a model; all counts."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """`tokenizer` is None where the folder has none: then only token ids are served."""
+
+    module: PreTrainedModel
+    shape: ModelShape
+    tokenizer: Any | None
+
+
+def load_model(settings: EngineSettings) -> LoadedModel:
+    """Reads config, weights and tokenizer of `settings.model_path`; raises ModelError with every fault."""
+    folder = settings.model_path
+    if not (folder / "config.json").is_file():
+        raise ModelError(Fault("model_path", str(folder), "has no config.json"))
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as fault:
+        raise ModelError(Fault("model_path", str(folder), f"config.json: {fault}")) from fault
+    faults = list(_faults(config))
+    if faults:
+        raise ModelError(faults)
+    hf_logging.disable_progress_bar()
+    attention.register()
+    linear.register()
+    extra = {"experts_implementation": linear.EXPERTS} if config.model_type.endswith("_moe") else {}
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=DTYPES[settings.dtype],
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            **extra,
+        )
+    except (OSError, ValueError, RuntimeError) as fault:
+        raise ModelError(
+            Fault("model_path", str(folder), f"the weights cannot be loaded: {fault}")
+        ) from fault
+    module.eval().requires_grad_(False)
+    linear.convert(module, settings.row_block)
+    shape = _shape(config, _eos_ids(module), settings)
+    return LoadedModel(module, shape, _tokenizer(folder))
+
+
+def _faults(config: Any) -> list[Fault]:
+    faults = []
+    if config.model_type not in SERVED:
+        faults.append(
+            Fault("model_type", str(config.model_type), f"is not served; known: {', '.join(SERVED)}")
+        )
+    sliding = [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]
+    windowed = getattr(config, "sliding_window", None) is not None and not hasattr(config, "layer_types")
+    if sliding or windowed:
+        faults.append(Fault("sliding_window", str(getattr(config, "sliding_window", None)), "is not served"))
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        faults.append(Fault("rope_type", rope, "depends on the longest sequence of a batch; not served"))
+    if getattr(config, "quantization_config", None) is not None:
+        faults.append(Fault("quantization_config", "set", "quantised checkpoints are not served"))
+    return faults
+
+
+def _shape(config: Any, eos_ids: frozenset[int], settings: EngineSettings) -> ModelShape:
+    head_dim = getattr(config, "head_dim", None)
+    own = int(config.max_position_embeddings)
+    asked = settings.context_length
+    if asked is not None and asked > own:
+        raise ModelError(Fault("context_length", str(asked), f"the model's own is {own}"))
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim if head_dim is not None else config.hidden_size // config.num_attention_heads,
+        vocab_size=config.vocab_size,
+        context_length=min(own if asked is None else asked, settings.pages * settings.page_tokens),
+        eos_ids=eos_ids,
+    )
+
+
+def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
+    """Those of generation_config.json where it is there, else config.json's."""
+    generation = getattr(module, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = module.config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _tokenizer(folder: Path) -> Any | None:
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        log.info("%s has no tokenizer: text prompts and stop strings are refused", folder.name)
+        return None
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)

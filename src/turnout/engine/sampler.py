@@ -1,0 +1,137 @@
+"""Sampling for a whole batch: tokens and their log-probs.
+
+Promises, per row and bit for bit whatever the batch:
+- noise is a hash of (seed, absolute token position) -> uniform in [0, 1) with 53 bits, through the inverse
+  distribution function over token ids; temperature 0 takes the largest logit, the lowest id among equals;
+- the log-prob is log-softmax(logits / temperature) over the whole vocabulary (temperature 0: of the raw
+  logits), untouched by top-k, top-p, min-p and min_new_tokens, which only decide what can be drawn;
+- filters as in SGLang 0.5.23: top-k, then top-p, then min-p, each on the unfiltered probabilities; a token
+  is outside the nucleus when those more probable (lower id first among equals) already sum to above top-p.
+
+Legend: B rows, V vocabulary padded to whole blocks of BLOCK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.protocol.sglang import SamplingParams
+
+BLOCK = 256
+_GOLDEN, _M1, _M2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one row is drawn with. `position` is the absolute position of the token to be drawn; `banned`
+    ids cannot be drawn (end ids before min_new_tokens)."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One token per row and its log-prob."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """One number in [0, 1) per pair: splitmix64's finaliser over the seed, then over that and the position."""
+    seed = np.array([s & (2**64 - 1) for s in seeds], np.uint64)
+    position = np.array(positions, np.uint64)
+    mixed = _mix(_mix(seed + np.uint64(_GOLDEN)) + (position + np.uint64(1)) * np.uint64(_GOLDEN))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> Sampled:
+    """logits [B, vocabulary] in any float dtype; one Draw per row."""
+    rows, vocabulary = logits.shape
+    scaled_BV = logits.new_full((rows, -(-vocabulary // BLOCK) * BLOCK), -torch.inf, dtype=torch.float32)
+    scaled_BV[:, :vocabulary] = logits
+    temperature_B = torch.tensor([d.params.temperature for d in draws], dtype=torch.float32)
+    greedy = [i for i, d in enumerate(draws) if d.params.temperature == 0.0]
+    best = _greedy(scaled_BV, greedy, draws)
+    if any(d.params.temperature not in (0.0, 1.0) for d in draws):
+        scaled_BV /= torch.where(temperature_B == 0.0, 1.0, temperature_B)[:, None]
+    top_B = scaled_BV.amax(-1)
+    weights_BV = (scaled_BV - top_B[:, None]).exp_()
+    sums_BN = weights_BV.view(rows, -1, BLOCK).sum(-1)
+    total_B = sums_BN.double().sum(-1)
+    _filter(weights_BV, sums_BN, draws)
+    noise = torch.from_numpy(uniforms([d.seed for d in draws], [d.position for d in draws]))
+    tokens_B = _invert(weights_BV, sums_BN, noise)
+    tokens_B[greedy] = best
+    picked_B = scaled_BV.gather(1, tokens_B[:, None])[:, 0]
+    logprobs_B = (picked_B.double() - top_B.double()) - total_B.log()
+    return Sampled(tokens_B.tolist(), logprobs_B.float().tolist())
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
+    return x ^ (x >> np.uint64(31))
+
+
+def _greedy(logits_BV: Tensor, greedy: list[int], draws: Sequence[Draw]) -> Tensor:
+    """The lowest id with the largest logit of each greedy row, banned ids apart."""
+    chosen = logits_BV[greedy]
+    for at, row in enumerate(greedy):
+        if draws[row].banned:
+            chosen[at, list(draws[row].banned)] = -torch.inf
+    return (chosen == chosen.amax(-1, keepdim=True)).to(torch.uint8).argmax(-1)
+
+
+def _filter(weights_BV: Tensor, sums_BN: Tensor, draws: Sequence[Draw]) -> None:
+    """Zeroes what cannot be drawn, in place, and renews the block sums of those rows."""
+    touched = []
+    for row, draw in enumerate(draws):
+        params = draw.params
+        if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
+            _nucleus(weights_BV[row], params)
+            touched.append(row)
+        if draw.banned:
+            weights_BV[row, list(draw.banned)] = 0.0
+            touched.append(row)
+    if touched:
+        sums_BN[touched] = weights_BV[touched].view(len(touched), -1, BLOCK).sum(-1)
+
+
+def _nucleus(weights_V: Tensor, params: SamplingParams) -> None:
+    values, ids = torch.sort(weights_V, descending=True, stable=True)
+    drop = values < params.min_p * values[0]
+    if params.top_k > 0:
+        drop[params.top_k :] = True
+    if params.top_p < 1.0:
+        before = torch.cumsum(values, 0, dtype=torch.float64) - values
+        drop |= before > params.top_p * values.double().sum()
+    weights_V[ids[drop]] = 0.0
+
+
+def _invert(weights_BV: Tensor, sums_BN: Tensor, noise_B: Tensor) -> Tensor:
+    """The token at which the running sum of weights passes noise x total: first its block, then inside."""
+    rows = torch.arange(len(noise_B))
+    running_BN = torch.cumsum(sums_BN, -1, dtype=torch.float64)
+    target_B = noise_B * running_BN[:, -1]
+    block_B = _passes(running_BN, target_B)
+    inside = weights_BV.view(len(rows), -1, BLOCK)[rows, block_B]
+    running = torch.cumsum(inside, -1, dtype=torch.float64)
+    left_B = target_B - (running_BN[rows, block_B] - sums_BN[rows, block_B])
+    return block_B * BLOCK + _passes(running, left_B)
+
+
+def _passes(running: Tensor, target: Tensor) -> Tensor:
+    """First index whose running sum exceeds the target; where rounding leaves none, the last that grew."""
+    first = (running <= target[:, None]).sum(-1)
+    last_grown = (running < running[:, -1:]).sum(-1)
+    return torch.minimum(first, last_grown)

@@ -1,0 +1,286 @@
+"""Which tokens the next step computes: continuous batching, chunked prefill, preemption. Pure.
+
+Owns every live request, its state and its pages. Promises:
+- a step's plan has at most `max_step_tokens` rows, one decode row per running request that is past its
+  prompt, the rest prefill chunks, oldest request first;
+- pages are taken as positions need them; when none is left the youngest running request is preempted: its
+  pages go, its tokens, log-probs and version spans stay, and it is computed again later (same bits, since a
+  row's result depends on neither batch nor chunk). The oldest always goes on, so nothing deadlocks;
+- tokens appear only in `accept`, so every command acts at a token boundary;
+- `check` raises InvariantBroken for a page leaked or doubled, or a token without log-prob or version.
+
+WAITING -> RUNNING -> FINISHED | ABORTED; preemption leads from RUNNING back to WAITING.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from turnout.core.errors import InvariantBroken
+from turnout.core.machine import Table
+from turnout.core.types import Finish
+from turnout.core.version import VersionSpans
+from turnout.engine.pages import PageAllocator
+from turnout.protocol.sglang import SamplingParams
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class Event(StrEnum):
+    ADMIT = "admit"
+    PREEMPT = "preempt"
+    FINISH = "finish"
+    ABORT = "abort"
+
+
+TABLE: Table[State, Event] = Table(
+    "request",
+    {
+        (State.WAITING, Event.ADMIT): State.RUNNING,
+        (State.RUNNING, Event.PREEMPT): State.WAITING,
+        (State.RUNNING, Event.FINISH): State.FINISHED,
+        (State.WAITING, Event.ABORT): State.ABORTED,
+        (State.RUNNING, Event.ABORT): State.ABORTED,
+    },
+)
+
+
+@dataclass(eq=False)
+class Request:
+    """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`.
+    `seed` and `end_ids` (token ids that end it) are resolved by whoever makes the request."""
+
+    rid: str
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    end_ids: frozenset[int] = frozenset()
+    prompt_tokens: int = 0
+    arrival: int = 0
+    state: State = State.WAITING
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: VersionSpans = field(default_factory=VersionSpans)
+    finish: Finish | None = None
+    message: str = ""
+    slot: int = -1
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_tokens :]
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def pending(self) -> int:
+        """Positions known but not computed; 1 for a request that decodes."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Compute positions first .. first + count of a request; `samples` where its last row gives a token."""
+
+    request: Request
+    first: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All counts; see EngineSettings."""
+
+    pages: int
+    page_tokens: int
+    max_running: int
+    max_waiting: int
+    max_step_tokens: int
+
+
+class Scheduler:
+    """See the module. Not thread-safe: one thread owns it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pages = PageAllocator(limits.pages)
+        self.waiting: list[Request] = []  # by arrival
+        self.running: list[Request] = []  # by arrival
+        self.paused = False
+        self.preemptions = 0
+        self._slots = list(range(limits.max_running - 1, -1, -1))
+        self._arrivals = 0
+        self._by_rid: dict[str, Request] = {}
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a request of this many tokens in all can ever be computed."""
+        return self._pages_for(tokens) <= self.limits.pages
+
+    def knows(self, rid: str) -> bool:
+        return rid in self._by_rid
+
+    @property
+    def full(self) -> bool:
+        """Whether one more request would exceed the queue's limit."""
+        return len(self.waiting) >= self.limits.max_waiting + self.limits.max_running - len(self.running)
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. The caller has refused duplicates, a full queue and what can never fit."""
+        if self.knows(request.rid) or not self.fits(len(request.tokens) + request.params.max_new_tokens):
+            raise InvariantBroken(f"request {request.rid} is known already or can never fit")
+        if not request.tokens or request.params.max_new_tokens < 1:
+            raise InvariantBroken(f"request {request.rid} has nothing to compute")
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._by_rid[request.rid] = request
+        self.waiting.append(request)
+
+    def plan(self) -> tuple[Chunk, ...]:
+        """The next step; empty while paused or idle. Takes the pages that the step writes to."""
+        if self.paused:
+            return ()
+        self._admit()
+        decodes = sum(1 for r in self.running if r.pending == 1)
+        left = self.limits.max_step_tokens - decodes
+        chunks: list[Chunk] = []
+        for request in list(self.running):
+            if request.state is not State.RUNNING:
+                continue
+            wanted = 1 if request.pending == 1 else min(request.pending, left)
+            count = self._take_pages(request, wanted) if wanted else 0
+            if count:
+                chunks.append(Chunk(request, request.computed, count, count == request.pending))
+                left -= count if request.pending != 1 else 0
+        return tuple(chunks)
+
+    def computed(self, chunk: Chunk) -> None:
+        """A chunk's KV lies in its pages now."""
+        if chunk.request.state is not State.RUNNING or chunk.request.computed != chunk.first:
+            raise InvariantBroken(f"{chunk.request.rid}: chunk at {chunk.first} was not the planned one")
+        chunk.request.computed += chunk.count
+
+    def accept(self, request: Request, token: int, logprob: float, version: str) -> bool:
+        """Appends a sampled token; ends the request at an end id or at its length. Returns whether it ended."""
+        request.tokens.append(token)
+        request.logprobs.append(logprob)
+        request.spans = request.spans.extended(1, version)
+        if token in request.end_ids:
+            self.finish(request, Finish.STOP)
+        elif request.generated >= request.params.max_new_tokens:
+            self.finish(request, Finish.LENGTH)
+        return request.finish is not None
+
+    def finish(self, request: Request, finish: Finish) -> None:
+        """Ends a running request by STOP or LENGTH."""
+        self._leave(request, Event.FINISH)
+        request.finish = finish
+
+    def abort(self, rid: str, message: str) -> Request | None:
+        """Ends the request with exactly this id; None where there is none."""
+        request = self._by_rid.get(rid)
+        if request is not None:
+            self._leave(request, Event.ABORT)
+            request.finish, request.message = Finish.ABORT, message
+        return request
+
+    def abort_all(self, message: str) -> list[Request]:
+        ended = [self.abort(rid, message) for rid in list(self._by_rid)]
+        return [request for request in ended if request is not None]
+
+    def retract_all(self) -> int:
+        """Preempts every running request (their KV goes, their tokens stay); returns how many."""
+        running = list(self.running)
+        for request in running:
+            self._preempt(request)
+        return len(running)
+
+    def check(self) -> None:
+        """Raises InvariantBroken where the books do not balance."""
+        live = [*self.running, *self.waiting]
+        self.pages.check([page for request in self.running for page in request.pages])
+        if {r.rid for r in live} != set(self._by_rid) or len(live) != len(self._by_rid):
+            raise InvariantBroken("a request is lost or in two queues")
+        slots = [r.slot for r in self.running] + self._slots
+        if sorted(slots) != list(range(self.limits.max_running)):
+            raise InvariantBroken(f"slots leaked or doubled: {sorted(slots)}")
+        for request in live:
+            if request.generated != len(request.logprobs) or request.generated != len(request.spans):
+                raise InvariantBroken(f"{request.rid}: tokens, log-probs and spans differ in length")
+            if request.computed > len(request.pages) * self.limits.page_tokens:
+                raise InvariantBroken(f"{request.rid}: computed positions without a page")
+            if request.state is State.WAITING and (request.pages or request.computed or request.slot >= 0):
+                raise InvariantBroken(f"{request.rid}: waits and holds pages or a slot")
+        if live != sorted(self.running, key=_arrival) + sorted(self.waiting, key=_arrival):
+            raise InvariantBroken("a queue is out of order")
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.limits.page_tokens)
+
+    def _admit(self) -> None:
+        """Oldest first, while a slot is free and the pages suffice for what is known of all running ones,
+        with one page more for each to grow into; always at least one."""
+        while self.waiting and self._slots:
+            request = self.waiting[0]
+            owed = sum(self._missing(r) for r in [*self.running, request])
+            if self.running and owed + len(self.running) > self.pages.free:
+                return
+            request.state = TABLE.after(request.state, Event.ADMIT)
+            request.slot = self._slots.pop()
+            insort(self.running, self.waiting.pop(0), key=_arrival)
+
+    def _missing(self, request: Request) -> int:
+        return self._pages_for(len(request.tokens)) - len(request.pages)
+
+    def _take_pages(self, request: Request, wanted: int) -> int:
+        """How many of the next `wanted` positions have pages now; younger requests give way if need be."""
+        missing = self._pages_for(request.computed + wanted) - len(request.pages)
+        while missing > self.pages.free and self.running[-1] is not request:
+            self._preempt(self.running[-1])
+        take = max(0, min(missing, self.pages.free))
+        request.pages.extend(self.pages.take(take))
+        room = len(request.pages) * self.limits.page_tokens - request.computed
+        return min(wanted, room)
+
+    def _preempt(self, request: Request) -> None:
+        request.state = TABLE.after(request.state, Event.PREEMPT)
+        self.preemptions += 1
+        self._release(request)
+        insort(self.waiting, request, key=_arrival)
+
+    def _leave(self, request: Request, event: Event) -> None:
+        state = request.state
+        request.state = TABLE.after(state, event)
+        if state is State.RUNNING:
+            self._release(request)
+        else:
+            self.waiting.remove(request)
+        del self._by_rid[request.rid]
+
+    def _release(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pages.give(request.pages)
+        self._slots.append(request.slot)
+        request.pages, request.computed, request.slot = [], 0, -1
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival
+
+
+def rows(chunks: Iterable[Chunk]) -> int:
+    """Rows of a plan."""
+    return sum(chunk.count for chunk in chunks)

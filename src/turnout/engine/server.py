@@ -1,0 +1,197 @@
+"""The engine's HTTP front: SGLang's API, checked against SGLang 0.5.23 (turnout.protocol.sglang).
+
+Promises: the event loop never computes; a refused request is a 400 with all faults, a full queue a 429, a
+fenced engine a 503; a client that goes away takes its request with it. Errors are {"error": {"message"}}.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from aiohttp import web
+
+from turnout import __version__
+from turnout.core.errors import EngineBusy, TurnoutError, UserError
+from turnout.core.types import Finish
+from turnout.engine.control import Control
+from turnout.engine.loop import ComputeThread
+from turnout.engine.requests import parse_generate, parse_object
+from turnout.engine.scheduler_machine import Request
+from turnout.engine.text import response_text
+from turnout.native.loader import path_taken
+from turnout.protocol.sglang import GenerateReply, SamplingParams
+
+BODY_MAX = 64 << 20
+HEALTH_DEADLINE_S = 20.0
+BEAT_LIMIT_S = 60.0
+
+
+class Server:
+    """Handlers of one engine's data and information calls."""
+
+    def __init__(self, compute: ComputeThread) -> None:
+        self.compute, self.settings = compute, compute.settings
+        self.control = Control(compute)
+        self.started = time.time()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=BODY_MAX, middlewares=[self._guard])
+        info = (("/server_info", self.server_info), ("/model_info", self.model_info))
+        app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.get("/health", self.health),
+                web.get("/health_generate", self.health_generate),
+                *[web.get(path, handler) for path, handler in info],
+                *[web.get(f"/get_{path[1:]}", handler) for path, handler in info],
+                web.get("/get_weight_version", self.label),
+                web.get("/weight_version", self.weight_version),
+                web.get("/v1/loads", self.loads),
+                *self.control.routes(),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Checks the admin token of control calls and turns our errors into answers."""
+        controls = isinstance(getattr(handler, "__self__", None), Control)
+        if controls and not self.control.authorised(request):
+            return _error("control calls need the admin token", 401)
+        try:
+            return await handler(request)
+        except UserError as fault:
+            return _error(str(fault), 400)
+        except EngineBusy as fault:
+            return _error(str(fault), 503 if fault.phase == "fenced" else 429)
+        except TurnoutError as fault:
+            return _error(str(fault), 500)
+        except TimeoutError:
+            return _error("the engine did not answer within its deadline", 503)
+
+    async def generate(self, request: web.Request) -> web.Response:
+        row = parse_object(await request.read())
+        asked = parse_generate(row, self.compute.model)
+        if asked.params.max_new_tokens == 0:
+            asked.finish = Finish.LENGTH
+            return web.json_response(self._reply(asked))
+        ended = await self.compute.generate(asked, self.settings.request_timeout_s)
+        return web.json_response(self._reply(ended, bool(row.get("return_logprob", False))))
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """200 while the compute thread moves."""
+        idle_s = time.monotonic() - self.compute.beat
+        if idle_s > BEAT_LIMIT_S:
+            return _error(f"the compute thread has not moved for {idle_s:.0f} s", 503)
+        return web.Response()
+
+    async def health_generate(self, _request: web.Request) -> web.Response:
+        """200 when one token was really generated. A paused engine generates nothing: there it is /health."""
+        if self.compute.core.fenced is None and self.compute.core.scheduler.paused:
+            return await self.health(_request)
+        params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        probe = Request(f"health-{secrets.token_hex(12)}", [0], params, seed=0)
+        ended = await self.compute.generate(probe, HEALTH_DEADLINE_S)
+        if ended.generated != 1:
+            return _error(f"the probe ended without a token: {ended.message}", 503)
+        return web.Response()
+
+    async def server_info(self, _request: web.Request) -> web.Response:
+        settings, load = self.settings, self.compute.load
+        return web.json_response(
+            {
+                **self._model_row(),
+                "engine": "turnout",
+                "engine_id": settings.engine_id,
+                "version": f"turnout-{__version__}",
+                "native": path_taken(),
+                "status": "fenced" if self.compute.core.fenced else "ready",
+                "device": "cpu",
+                "dtype": settings.dtype,
+                "tp_size": 1,
+                "dp_size": 1,
+                "pp_size": 1,
+                "ep_size": 1,
+                "disaggregation_mode": "null",
+                "max_total_num_tokens": settings.pages * settings.page_tokens,
+                "max_running_requests": settings.max_running_requests,
+                "chunked_prefill_size": settings.max_step_tokens,
+                "page_size": settings.page_tokens,
+                "context_length": self.compute.model.shape.context_length,
+                "started_at": self.started,
+                "internal_states": [
+                    {"steps": load.steps, "generated_tokens": load.tokens, "preempted": load.preempted}
+                ],
+            }
+        )
+
+    async def model_info(self, _request: web.Request) -> web.Response:
+        return web.json_response({**self._model_row(), "is_generation": True})
+
+    async def label(self, _request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.compute.attested.version})
+
+    async def weight_version(self, _request: web.Request) -> web.Response:
+        """Ours: what is served, its root digest computed from the live tensors, how verified, and when. A
+        fenced engine answers 503: what it holds is unknown."""
+        if self.compute.core.fenced is not None:
+            return _error(self.compute.core.fenced, 503)
+        attested = self.compute.attested
+        return web.json_response(
+            {
+                "version": attested.version,
+                "root": attested.root,
+                "level": attested.level,
+                "verified": attested.verified,
+                "at": attested.at,
+            }
+        )
+
+    async def loads(self, _request: web.Request) -> web.Response:
+        load, settings = self.compute.load, self.settings
+        return web.json_response(
+            {
+                "loads": [
+                    {
+                        "dp_rank": 0,
+                        "num_running_reqs": load.running,
+                        "num_waiting_reqs": load.waiting,
+                        "num_total_reqs": load.running + load.waiting,
+                        "num_used_tokens": load.used_pages * settings.page_tokens,
+                        "max_total_num_tokens": settings.pages * settings.page_tokens,
+                        "token_usage": load.used_pages / settings.pages,
+                        "max_running_requests": settings.max_running_requests,
+                    }
+                ]
+            }
+        )
+
+    def _model_row(self) -> dict[str, Any]:
+        path = str(self.settings.model_path)
+        return {
+            "model_path": path,
+            "tokenizer_path": path,
+            "served_model_name": self.settings.model_name,
+            "weight_version": self.compute.attested.version,
+        }
+
+    def _reply(self, request: Request, return_logprob: bool = True) -> dict[str, Any]:
+        reply = GenerateReply(
+            text=response_text(self.compute.model.tokenizer, request),
+            output_ids=tuple(request.output),
+            logprobs=tuple(request.logprobs),
+            finish=request.finish if request.finish is not None else Finish.ABORT,
+            message=request.message,
+            spans=request.spans.runs,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=0,
+        ).to_json(request.rid)
+        if not return_logprob:
+            del reply["meta_info"]["output_token_logprobs"]
+        return reply
+
+
+def _error(message: str, status: int) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)

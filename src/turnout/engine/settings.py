@@ -1,0 +1,101 @@
+"""Everything that an embedded engine is started with. No torch here, so that a launcher can build it.
+
+Promises: a value that was made is consistent; otherwise ConfigError names every fault at once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnout.core.errors import ConfigError, Fault
+
+KERNEL_PAGE_TOKENS = 16  # the layout of native/attention.c
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """`max_total_tokens` is the size of the KV cache in tokens; `max_step_tokens` bounds the rows of one step
+    (prefill is cut into chunks that fit); `max_waiting` bounds the queue, beyond it a request gets 429.
+    `row_block` is the row count that every matrix product runs with, which makes a row's bits independent of
+    the batch. `context_length` None takes the model's. `allowed_roots`: folders that updates may read from;
+    empty means any folder, on a loopback host only. Port 0 lets the system choose."""
+
+    model_path: Path
+    engine_id: str = "engine-0"
+    host: str = "127.0.0.1"
+    port: int = 0
+    dtype: str = "bfloat16"
+    threads: int = 1
+    page_tokens: int = KERNEL_PAGE_TOKENS
+    max_total_tokens: int = 32768
+    max_running_requests: int = 64
+    max_waiting: int = 4096
+    max_step_tokens: int = 512
+    row_block: int = 64
+    context_length: int | None = None
+    admin_token: str | None = None
+    allowed_roots: tuple[Path, ...] = ()
+    weight_version: str = "default"
+    served_model_name: str | None = None
+    request_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        faults = [fault for fault in self._faults() if fault is not None]
+        if faults:
+            raise ConfigError(faults)
+
+    def _faults(self) -> list[Fault | None]:
+        def wrong(bad: bool, name: str, reason: str, remedy: str = "") -> Fault | None:
+            return Fault(f"engine.{name}", str(getattr(self, name)), reason, remedy) if bad else None
+
+        return [
+            wrong(self.dtype not in ("bfloat16", "float32"), "dtype", "must be bfloat16 or float32"),
+            wrong(self.threads < 1, "threads", "must be at least 1"),
+            wrong(self.page_tokens != KERNEL_PAGE_TOKENS, "page_tokens", f"must be {KERNEL_PAGE_TOKENS}"),
+            wrong(
+                self.max_total_tokens < self.page_tokens, "max_total_tokens", "must hold at least one page"
+            ),
+            wrong(self.max_running_requests < 1, "max_running_requests", "must be at least 1"),
+            wrong(self.max_waiting < 0, "max_waiting", "must be at least 0"),
+            wrong(
+                self.max_step_tokens < self.max_running_requests,
+                "max_step_tokens",
+                f"must be at least max_running_requests = {self.max_running_requests}, "
+                "since each running request decodes one token a step",
+            ),
+            wrong(self.row_block < 8, "row_block", "must be at least 8"),
+            wrong(not 0 <= self.port < 65536, "port", "must be from 0 to 65535"),
+            wrong(self.request_timeout_s <= 0, "request_timeout_s", "must be above 0"),
+            wrong(
+                self.context_length is not None and self.context_length < 1,
+                "context_length",
+                "must be at least 1",
+            ),
+            wrong(
+                not self.loopback and not self.admin_token,
+                "host",
+                "control calls beyond loopback need a token",
+                "set the admin token, or bind to 127.0.0.1",
+            ),
+        ]
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the engine."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def pages(self) -> int:
+        """Pages of the KV cache."""
+        return self.max_total_tokens // self.page_tokens
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name if self.served_model_name is not None else str(self.model_path)
