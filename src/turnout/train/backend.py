@@ -1,0 +1,96 @@
+"""What the rest of the system knows of a trainer: a small protocol, a report per step, one maker.
+
+Importing this module imports no torch; `make_backend` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.core.errors import ConfigError
+from turnout.core.types import TrainBatch, TrainSample
+from turnout.train.settings import TrainerSettings
+from turnout.weights.tensors import HostTensor
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One train step. Means are over trained tokens; with several optimizer steps `loss` and `grad_norm` are
+    means over them, `lr` is the last. `mismatch_*` compare the trainer's log-probs before the step with the
+    engine's; `effective_sample_share` is in (0, 1]. `rows` counts tokens that went through the model's layers
+    (a shared prompt once). Seconds are of the injected clock."""
+
+    step: int = 0
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    lr: float = 0.0
+    sequences: int = 0
+    tokens: int = 0
+    rows: int = 0
+    micro_batches: int = 0
+    optimizer_steps: int = 0
+    skipped_nonfinite: int = 0
+    skipped_empty: int = 0
+    entropy: float = 0.0
+    clip_fraction: float = 0.0
+    ratio_mean: float = 0.0
+    approx_kl: float = 0.0
+    reference_kl: float = 0.0
+    effective_sample_share: float = 1.0
+    mismatch_mean: float = 0.0
+    mismatch_max: float = 0.0
+    mismatch_k3: float = 0.0
+    seconds_forward: float = 0.0
+    seconds_backward: float = 0.0
+    seconds_optimizer: float = 0.0
+    seconds_total: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """All values by name, as floats, for the metrics sinks."""
+        return {name: float(value) for name, value in asdict(self).items()}
+
+
+class TrainBackend(Protocol):
+    """One policy being trained. Every call blocks; none may run beside another."""
+
+    def train(self, batch: TrainBatch) -> StepReport:
+        """Trains on a batch. Raises TrainError after too many non-finite steps in a row, ConfigError for a
+        sequence above the token budget; in both cases the weights are as before the failing optimizer step."""
+        ...
+
+    def export(self) -> Iterator[HostTensor]:
+        """The weights under HF names, in the compute dtype, one copy at a time."""
+        ...
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[NDArray[np.float32]]:
+        """Per sample the log-prob of each response token (masked ones too) under the current weights."""
+        ...
+
+    @property
+    def steps_done(self) -> int:
+        """Train batches consumed, skipped ones too, over all resumes."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes everything for an exact continuation into an existing, empty folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote. Raises ModelError where it belongs to another model."""
+        ...
+
+
+def make_backend(settings: TrainerSettings) -> TrainBackend:
+    """The trainer of this process. Raises ConfigError or ModelError with every fault found."""
+    faults = settings.faults()
+    if faults:
+        raise ConfigError(faults)
+    from turnout.train.local import LocalBackend  # noqa: PLC0415  (torch is imported here, not before)
+
+    return LocalBackend(settings)

@@ -1,0 +1,142 @@
+"""Log-probs of chosen tokens over the whole vocabulary, without the matrix [tokens, vocabulary].
+
+Rows go through in chunks, the vocabulary in blocks, with a running maximum and sum (an online softmax), so
+only [chunk, block] logits exist; backward computes each block of logits again. Matrix products are in the
+compute dtype, everything between them in fp32. The weight's gradient goes to a `GradientSlot` in fp32 where
+one is given, so that no second [vocabulary, hidden] tensor is made.
+
+Legend: M tokens, H hidden, V vocabulary, c rows of a chunk, b words of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnout.train.parameters import GradientSlot
+
+VOCABULARY_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """`temperature` divides the logits; `chunk` bounds the rows at once; `entropy` False returns zeros."""
+
+    temperature: float = 1.0
+    chunk: int = 512
+    entropy: bool = True
+
+
+class _Block:
+    """Buffers of one [c, b] piece of logits, allocated once and used by every block."""
+
+    def __init__(self, rows: int, words: int, like: Tensor) -> None:
+        self.raw = torch.empty(rows * words, dtype=like.dtype, device=like.device)
+        self.wide = torch.empty(rows * words, dtype=torch.float32, device=like.device)
+        self.exp = torch.empty(rows * words, dtype=torch.float32, device=like.device)
+
+    def logits(self, hidden_cH: Tensor, weight_bH: Tensor, temperature: float) -> Tensor:
+        """fp32 logits / temperature, valid until the next call."""
+        shape = (hidden_cH.shape[0], weight_bH.shape[0])
+        size = shape[0] * shape[1]
+        raw = torch.mm(hidden_cH, weight_bH.t(), out=self.raw[:size].view(shape))
+        wide = self.wide[:size].view(shape)
+        return wide.copy_(raw) if temperature == 1.0 else torch.div(raw, temperature, out=wide)
+
+
+def _forward_chunk(hidden_cH: Tensor, weight: Tensor, targets_c: Tensor, options: HeadOptions, block: _Block):  # noqa: ANN202
+    rows, words = hidden_cH.shape[0], weight.shape[0]
+    peak = torch.full((rows,), float("-inf"), device=hidden_cH.device)
+    total = torch.zeros(rows, device=hidden_cH.device)
+    moment = torch.zeros(rows, device=hidden_cH.device)  # sum of exp(z - peak) * (z - peak)
+    chosen = torch.zeros(rows, device=hidden_cH.device)
+    for start in range(0, words, VOCABULARY_BLOCK):
+        part = weight[start : start + VOCABULARY_BLOCK]
+        z = block.logits(hidden_cH, part, options.temperature)
+        local = targets_c - start
+        inside = (local >= 0) & (local < part.shape[0])
+        picked = z.gather(1, local.clamp(0, part.shape[0] - 1)[:, None])[:, 0]
+        chosen = torch.where(inside, picked, chosen)
+        higher = torch.maximum(peak, z.amax(1))
+        old = torch.exp(peak - higher)
+        z.sub_(higher[:, None])
+        if options.entropy:
+            e = torch.exp(z, out=block.exp[: z.numel()].view(z.shape))
+            shift = torch.where(total > 0, peak - higher, 0.0)  # peak is -inf before the first block
+            moment = old * (moment + shift * total) + torch.linalg.vecdot(e, z)
+        else:
+            e = z.exp_()
+        total = total * old + e.sum(1)
+        peak = higher
+    lse = peak + total.log()
+    entropy = total.log() - moment / total if options.entropy else moment
+    return chosen - lse, entropy, lse
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        options: HeadOptions,
+        slot: GradientSlot | None,
+    ) -> tuple[Tensor, Tensor]:
+        block = _Block(min(options.chunk, hidden.shape[0]), min(VOCABULARY_BLOCK, weight.shape[0]), hidden)
+        parts = [
+            _forward_chunk(h, weight, t, options, block)
+            for h, t in zip(hidden.split(options.chunk), targets.split(options.chunk))
+        ]
+        logprobs, entropy, lse = (torch.cat(column) for column in zip(*parts))
+        ctx.save_for_backward(hidden, weight, targets, lse)
+        ctx.options, ctx.slot = options, slot
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight, targets, lse = ctx.saved_tensors
+        options: HeadOptions = ctx.options
+        slot: GradientSlot = ctx.slot or GradientSlot(torch.empty(weight.shape, device=weight.device))
+        scaled = grads[0].float() / options.temperature
+        block = _Block(min(options.chunk, hidden.shape[0]), min(VOCABULARY_BLOCK, weight.shape[0]), hidden)
+        d_hidden = torch.empty_like(hidden)
+        for first in range(0, hidden.shape[0], options.chunk):
+            rows = slice(first, first + options.chunk)
+            fresh = slot.take()
+            wide = torch.zeros(hidden[rows].shape, device=hidden.device)
+            for start in range(0, weight.shape[0], VOCABULARY_BLOCK):
+                part = weight[start : start + VOCABULARY_BLOCK]
+                z = block.logits(hidden[rows], part, options.temperature)
+                d = z.sub_(lse[rows, None]).exp_().mul_(scaled[rows, None]).neg_()
+                local = targets[rows] - start
+                inside = (local >= 0) & (local < part.shape[0])
+                at = local.clamp(0, part.shape[0] - 1)[:, None]
+                d.scatter_add_(1, at, torch.where(inside, scaled[rows], 0.0)[:, None])
+                narrow = block.raw[: d.numel()].view(d.shape).copy_(d)
+                wide.add_(torch.mm(narrow, part))
+                grad = torch.mm(narrow.t(), hidden[rows])
+                target = slot.buffer[start : start + VOCABULARY_BLOCK]
+                target.copy_(grad) if fresh else target.add_(grad)
+            d_hidden[rows] = wide.to(hidden.dtype)
+        d_weight = None if ctx.slot is not None else slot.buffer.to(weight.dtype)
+        return d_hidden, d_weight, None, None, None
+
+
+def chunked_logprobs(
+    hidden_MH: Tensor,
+    weight_VH: Tensor,
+    targets_M: Tensor,
+    options: HeadOptions,
+    slot: GradientSlot | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(log-softmax(hidden @ weight.T / temperature)[target], entropy), both fp32 [M]; the entropy carries no
+    gradient. With a slot, the weight's gradient is added there and autograd is given none."""
+    if hidden_MH.shape[0] == 0:
+        zero = hidden_MH.float().sum(1)
+        return zero, zero.detach()
+    return _ChunkedLogprobs.apply(hidden_MH, weight_VH, targets_M, options, slot)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,152 @@
+"""A causal language model of transformers as the trainer uses it: packed rows in, log-probs of chosen tokens out.
+
+Promises: the model code is transformers'; what differs is the attention function (turnout.train.attention),
+the embedding (its gradient goes sparse into the fp32 buffer) and the head (turnout.train.head). No dropout.
+Buffers such as rotary frequencies stay in fp32 in every compute dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils.logging import disable_progress_bar
+
+from turnout.core.errors import Fault, ModelError
+from turnout.train import attention
+from turnout.train.head import HeadOptions, chunked_logprobs
+from turnout.train.parameters import GradientSlot
+from turnout.train.rows import Rows
+
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """The tensors of one micro-batch on the model's device (see turnout.train.rows)."""
+
+    ids_T: Tensor
+    positions_T: Tensor
+    head_rows_M: Tensor
+    targets_M: Tensor
+    layout: attention.PackedLayout
+
+    @staticmethod
+    def of(rows: Rows, device: torch.device) -> DeviceRows:
+        arrays = (rows.ids_T, rows.positions_T, rows.head_rows_M, rows.targets_M)
+        return DeviceRows(
+            *(torch.from_numpy(a).to(device) for a in arrays),
+            layout=attention.PackedLayout(rows.blocks, device),
+        )
+
+
+class _SparseEmbedding(torch.autograd.Function):
+    """Rows of the embedding; backward adds to the slot only the rows that were looked up."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, slot: GradientSlot) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.slot = slot
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (ids,) = ctx.saved_tensors
+        ctx.slot.ready().index_add_(0, ids, grads[0].float())
+        return None, None, None
+
+
+class CausalModel:
+    """The module and what is left of its input and output. `slots` is set once its parameters are flat."""
+
+    def __init__(self, module: torch.nn.Module, options: HeadOptions) -> None:
+        self.module: Any = module
+        self.options = options
+        self.slots: dict[str, GradientSlot] = {}
+        self.embedding: torch.nn.Parameter = self.module.get_input_embeddings().weight
+        self.head: torch.nn.Parameter = self.module.get_output_embeddings().weight
+        self._names = {id(p): name for name, p in module.named_parameters()}
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
+
+    @property
+    def tied_head(self) -> str | None:
+        """The embedding's parameter name where the head shares it."""
+        return self._names[id(self.embedding)] if self.head is self.embedding else None
+
+    def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies, fp32 [M], of the head's tokens. Differentiable where gradients are on."""
+        if torch.is_grad_enabled() and self.slots:
+            embedded = _SparseEmbedding.apply(self.embedding, rows.ids_T, self._slot(self.embedding))
+        else:
+            embedded = F.embedding(rows.ids_T, self.embedding)
+        out = self.module.get_decoder()(
+            inputs_embeds=embedded[None],
+            position_ids=rows.positions_T[None],
+            use_cache=False,
+            packed=rows.layout,
+        )
+        hidden_MH = out.last_hidden_state[0].index_select(0, rows.head_rows_M)
+        slot = self._slot(self.head) if self.slots else None
+        return chunked_logprobs(hidden_MH, self.head, rows.targets_M, self.options, slot)
+
+    def _slot(self, parameter: torch.nn.Parameter) -> GradientSlot:
+        return self.slots[self._names[id(parameter)]]
+
+
+def load_causal_model(folder: Path, options: HeadOptions, gradient_checkpointing: bool) -> CausalModel:
+    """The model of an HF folder in fp32, on CUDA where there is a device, ready for packed rows.
+
+    Raises ModelError where the folder holds no model that this trainer can run exactly.
+    """
+    config = _config(folder)
+    disable_progress_bar()
+    module: Any = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation=attention.NAME, local_files_only=True
+    )
+    module.to("cuda" if torch.cuda.is_available() else "cpu")
+    head = module.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise ModelError(Fault("--hf-checkpoint", str(folder), "its output head has a bias"))
+    module.train(gradient_checkpointing)
+    if gradient_checkpointing:
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+    return CausalModel(module, options)
+
+
+def _config(folder: Path) -> PretrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as fault:
+        reason = f"no readable HF model there ({str(fault).splitlines()[0]})"
+        raise ModelError(Fault("--hf-checkpoint", str(folder), reason)) from fault
+    faults: list[Fault] = []
+    where = f"{folder}/config.json"
+    if config.model_type not in SUPPORTED:
+        reason = f"the trainer runs {', '.join(SUPPORTED)}"
+        faults.append(Fault(f"{where}: model_type", str(config.model_type), reason))
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        faults.append(Fault(f"{where}: layer_types", str(sorted(kinds)), "only full attention is trained"))
+    if faults:
+        raise ModelError(faults)
+    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):
+        if getattr(config, name, 0):
+            setattr(config, name, 0.0)
+    return config
+
+
+def freeze(model: CausalModel, dtype: torch.dtype) -> CausalModel:
+    """A reference: parameters in the compute dtype, no gradients ever."""
+    for parameter in model.module.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    return model

@@ -1,0 +1,148 @@
+"""All parameters of a model in flat buffers: fp32 masters, fp32 gradients, AdamW moments, compute copies.
+
+Promises: masters and moments are fp32 whatever the compute dtype; in fp32 the compute parameters are the
+masters; gradients of every backward are added in fp32 and the module keeps none of its own. One pass per
+buffer does norm, step and copy for all parameters.
+
+Decayed parameters (matrices) come first, then the others (norms, biases), so that each kind is one slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from turnout.train.settings import OptimizerSettings
+
+_ALIGN = 64  # elements: every parameter starts on a cache line in each dtype
+
+
+class GradientSlot:
+    """The fp32 gradient of one parameter. Fresh means that its content is left over from an earlier step."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer = buffer
+        self.fresh = True
+
+    def take(self) -> bool:
+        """Whether the caller must overwrite instead of add; the slot is not fresh any more."""
+        fresh, self.fresh = self.fresh, False
+        return fresh
+
+    def add(self, grad: Tensor) -> None:
+        if self.take():
+            self.buffer.copy_(grad)
+        else:
+            self.buffer.add_(grad)
+
+    def ready(self) -> Tensor:
+        """The buffer, zeroed where it was fresh, for sparse additions."""
+        if self.take():
+            self.buffer.zero_()
+        return self.buffer
+
+
+class FlatParameters:
+    """Owns the memory of a model's parameters; the module's parameters become views of it."""
+
+    def __init__(self, named: Iterable[tuple[str, Parameter]], dtype: torch.dtype) -> None:
+        """Takes over parameters whose present values (any float dtype) become the fp32 masters."""
+        items = sorted(named, key=lambda item: item[1].dim() < 2)
+        self.names = [name for name, _ in items]
+        self.shapes = [tuple(p.shape) for _, p in items]
+        sizes = [-(-p.numel() // _ALIGN) * _ALIGN for _, p in items]
+        self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        self.decayed = sum(size for size, (_, p) in zip(sizes, items) if p.dim() >= 2)
+        device = items[0][1].device
+        self.master = torch.zeros(sum(sizes), device=device)
+        self.grad = torch.zeros(sum(sizes), device=device)
+        self.exp_avg = torch.zeros(sum(sizes), device=device)
+        self.exp_avg_sq = torch.zeros(sum(sizes), device=device)
+        for view, (_, p) in zip(self.views(self.master), items):
+            view.copy_(p.data)
+        self.compute = self.master if dtype == torch.float32 else self.master.to(dtype)
+        self.slots = {name: GradientSlot(view) for name, view in zip(self.names, self.views(self.grad))}
+        for view, (name, p) in zip(self.views(self.compute), items):
+            p.data = view
+            p.register_post_accumulate_grad_hook(self._collector(self.slots[name]))
+
+    @staticmethod
+    def _collector(slot: GradientSlot):  # noqa: ANN205
+        def collect(p: Tensor) -> None:
+            if p.grad is not None:
+                slot.add(p.grad)
+                p.grad = None
+
+        return collect
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """One view per parameter, in the order of `names`."""
+        for start, shape in zip(self._starts, self.shapes):
+            yield flat[start : start + math.prod(shape)].view(shape)
+
+    def refresh_compute(self) -> None:
+        """Copies the masters to the compute parameters."""
+        if self.compute is not self.master:
+            self.compute.copy_(self.master)
+
+    def finish_gradients(self) -> None:
+        """Zeroes the gradient of every parameter that no backward has touched."""
+        for slot in self.slots.values():
+            slot.ready()
+
+    def discard_gradients(self) -> None:
+        for slot in self.slots.values():
+            slot.fresh = True
+
+
+class AdamW:
+    """torch's AdamW, fused, over the flat buffers."""
+
+    def __init__(self, flat: FlatParameters, settings: OptimizerSettings) -> None:
+        self.flat = flat
+        self.settings = settings
+        parts = [(slice(0, flat.decayed), settings.weight_decay), (slice(flat.decayed, None), 0.0)]
+        groups: list[dict[str, object]] = []
+        state: dict[Parameter, dict[str, Tensor]] = {}
+        for part, decay in parts:
+            parameter = Parameter(flat.master[part])
+            parameter.grad = flat.grad[part]
+            groups.append({"params": [parameter], "weight_decay": decay})
+            state[parameter] = {
+                "step": torch.zeros(()),
+                "exp_avg": flat.exp_avg[part],
+                "exp_avg_sq": flat.exp_avg_sq[part],
+            }
+        self._torch = torch.optim.AdamW(
+            groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
+        )
+        self._torch.state.update(state)
+
+    @property
+    def steps(self) -> int:
+        return int(next(iter(self._torch.state.values()))["step"])
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        for state in self._torch.state.values():
+            state["step"].fill_(count)
+
+    def gradient_norm(self) -> float:
+        """Global L2 norm of the collected gradients; NaN or infinite where a gradient is."""
+        self.flat.finish_gradients()
+        return float(torch.linalg.vector_norm(self.flat.grad))
+
+    def step(self, lr: float, norm: float) -> None:
+        """Clips by the global norm, steps, copies masters to compute parameters, discards the gradients."""
+        limit = self.settings.clip_grad
+        if limit > 0 and norm > limit:
+            self.flat.grad.mul_(limit / norm)
+        for group in self._torch.param_groups:
+            group["lr"] = lr
+        self._torch.step()
+        self.flat.refresh_compute()
+        self.flat.discard_gradients()

@@ -1,0 +1,76 @@
+"""One micro-batch as arrays: what goes into the model, which rows go through the head, and where results belong.
+
+Legend: T = rows of the micro-batch, M = response tokens that go through the head. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.core.types import TrainSample
+from turnout.train.packing import Block, MicroBatch, SampleShape, attention_blocks
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`head_rows_M` are the rows whose hidden state predicts `targets_M`; `sample_M` and `token_M` say which
+    response token of which sample that is."""
+
+    ids_T: Ints
+    positions_T: Ints
+    head_rows_M: Ints
+    targets_M: Ints
+    sample_M: Ints
+    token_M: Ints
+    blocks: tuple[Block, ...]
+
+
+def shapes_of(samples: Sequence[TrainSample]) -> list[SampleShape]:
+    """Shapes for the planner; samples with equal prompt tokens share a prompt number."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return [
+        SampleShape(len(s.prompt_ids), len(s.response_ids), numbers.setdefault(s.prompt_ids, len(numbers)))
+        for s in samples
+    ]
+
+
+def rows_of(micro: MicroBatch, samples: Sequence[TrainSample], masked_too: bool) -> Rows:
+    """The arrays of a micro-batch. Masked response tokens go through the head only where `masked_too`."""
+    ids: list[int] = []
+    positions: list[Ints] = []
+    parts: list[tuple[Ints, Ints, int, Ints]] = []
+    for unit in micro.units:
+        prompt_end = len(ids) + unit.prompt - 1
+        ids += samples[unit.members[0].sample].prompt_ids
+        positions.append(np.arange(unit.prompt))
+        for member in unit.members:
+            sample = samples[member.sample]
+            first = len(ids)
+            ids += sample.response_ids[:-1]
+            positions.append(np.arange(unit.prompt, unit.prompt + member.tail))
+            predictors = np.concatenate(([prompt_end], np.arange(first, first + member.tail)))
+            chosen = np.arange(member.response) if masked_too else np.flatnonzero(sample.loss_mask)
+            targets = np.asarray(sample.response_ids, np.int64)[chosen]
+            parts.append((predictors[chosen], targets, member.sample, chosen))
+    return Rows(
+        ids_T=np.asarray(ids, np.int64),
+        positions_T=np.concatenate(positions).astype(np.int64),
+        head_rows_M=np.concatenate([p[0] for p in parts]).astype(np.int64),
+        targets_M=np.concatenate([p[1] for p in parts]),
+        sample_M=np.concatenate([np.full(len(p[3]), p[2], np.int64) for p in parts]),
+        token_M=np.concatenate([p[3] for p in parts]).astype(np.int64),
+        blocks=attention_blocks(micro),
+    )
+
+
+def gather_tokens(rows: Rows, values: Sequence[Sequence[float] | NDArray[np.float32]]) -> NDArray[np.float32]:
+    """[M] values of the head's tokens, from one sequence per sample, each as long as its response."""
+    flat = np.concatenate([np.asarray(v, np.float32) for v in values])
+    starts = np.concatenate(([0], np.cumsum([len(v) for v in values])[:-1])).astype(np.int64)
+    return flat[starts[rows.sample_M] + rows.token_M]

@@ -1,0 +1,100 @@
+"""What a trainer is told, as plain frozen values: no torch here, so that configuration can build them.
+
+Promises: `faults` finds every contradiction at once; nothing else in `train` checks settings again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from turnout.core.errors import Fault
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW and its schedule. `total_steps` and `warmup_steps` count optimizer steps; `clip_grad` is the
+    global gradient norm above which gradients are scaled down (0: never)."""
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 1
+    min_lr_ratio: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """The objective. The ratio is clipped to [1 - eps_clip, 1 + eps_clip_high]; `kl_coef` weighs the KL to
+    the reference (0: measured where there is a reference, not trained on)."""
+
+    name: Literal["grpo"] = "grpo"
+    eps_clip: float = 0.2
+    eps_clip_high: float = 0.28
+    kl_coef: float = 0.0
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    aggregate: Literal["token", "sample"] = "token"
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """One trainer process. `checkpoint` and `reference` are HF folders; lengths are in tokens.
+
+    `samples_per_optimizer_step` None means one optimizer step per train step. `head_chunk_tokens` bounds the
+    rows of the logits that exist at once. `max_nonfinite_steps` is how many skipped steps in a row are
+    borne; the next one ends the run.
+    """
+
+    checkpoint: Path
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    threads: int = 2
+    optimizer: OptimizerSettings = OptimizerSettings()
+    loss: LossSettings = LossSettings()
+    temperature: float = 1.0
+    max_tokens_per_micro_batch: int = 2048
+    head_chunk_tokens: int = 512
+    gradient_checkpointing: bool = False
+    reference: Path | None = None
+    samples_per_optimizer_step: int | None = None
+    deterministic: bool = False
+    seed: int = 0
+    max_nonfinite_steps: int = 3
+
+    def faults(self) -> list[Fault]:
+        """Everything wrong with these values, named by the flags that set them."""
+        o, loss = self.optimizer, self.loss
+        positive = "must be above 0"
+        rules: list[tuple[bool, str, object, str]] = [
+            (self.dtype in ("bfloat16", "float32"), "--dtype", self.dtype, "must be bfloat16 or float32"),
+            (self.threads >= 1, "--train-threads", self.threads, "must be at least 1"),
+            (self.temperature > 0, "--rollout-temperature", self.temperature, positive),
+            (self.max_tokens_per_micro_batch > 0, "--max-tokens-per-gpu", self.max_tokens_per_micro_batch, positive),
+            (self.head_chunk_tokens > 0, "--head-chunk-tokens", self.head_chunk_tokens, positive),
+            (self.samples_per_optimizer_step is None or self.samples_per_optimizer_step > 0,
+             "--global-batch-size", self.samples_per_optimizer_step, positive),
+            (self.max_nonfinite_steps >= 0, "--max-nonfinite-steps", self.max_nonfinite_steps, "must be 0 or more"),
+            (o.lr >= 0, "--lr", o.lr, "must be 0 or more"),
+            (all(0 <= b < 1 for b in o.betas), "--adam-beta1, --adam-beta2", o.betas, "must be in [0, 1)"),
+            (o.eps > 0, "--adam-eps", o.eps, positive),
+            (o.clip_grad >= 0, "--clip-grad", o.clip_grad, "must be 0 or more"),
+            (o.schedule in ("constant", "linear", "cosine"), "--lr-decay-style", o.schedule,
+             "must be constant, linear or cosine"),
+            (o.warmup_steps >= 0, "--lr-warmup-iters", o.warmup_steps, "must be 0 or more"),
+            (o.schedule == "constant" or o.total_steps > o.warmup_steps, "--lr-decay-iters", o.total_steps,
+             f"must be above the {o.warmup_steps} warmup steps"),
+            (0 <= o.min_lr_ratio <= 1, "--min-lr", o.min_lr_ratio, "must be between 0 and the learning rate"),
+            (loss.name == "grpo", "--loss", loss.name, "must be grpo"),
+            (0 < loss.eps_clip < 1, "--eps-clip", loss.eps_clip, "must be in (0, 1)"),
+            (loss.eps_clip_high > 0, "--eps-clip-high", loss.eps_clip_high, positive),
+            (loss.kl_kind in ("k1", "k2", "k3"), "--kl-loss-type", loss.kl_kind, "must be k1, k2 or k3"),
+            (loss.aggregate in ("token", "sample"), "--loss-aggregate", loss.aggregate, "must be token or sample"),
+            (loss.kl_coef >= 0, "--kl-loss-coef", loss.kl_coef, "must be 0 or more"),
+            (loss.kl_coef == 0 or self.reference is not None, "--kl-loss-coef", loss.kl_coef,
+             "needs a reference model, and --ref-load is not set"),
+        ]  # fmt: skip
+        return [Fault(where, str(value), reason) for holds, where, value, reason in rules if not holds]
