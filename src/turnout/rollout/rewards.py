@@ -1,0 +1,237 @@
+"""Rewards: from a name or import path to a function, and from a call to a score or the reason for none.
+
+A reward is `reward(prompt, response, label, **metadata) -> float`, sync or async. Metadata keys that a function
+without ** does not name are left out, and so are keys called prompt, response or label.
+
+Outcomes of a call. A finite number (also a bool or a NumPy scalar) is the score. Everything else is unscored,
+with the reason, and never a silent 0: None; NaN; infinite; text, also text that looks like a number; a dict,
+also {"score": 1} (return its number); any other object; an exception; a call past its deadline.
+
+Sync functions run in daemon threads off the event loop, at most `workers` at a time; the deadline counts from
+the start of the call, not from its turn. A thread past its deadline cannot be stopped: it is left behind and
+another takes its place, up to `workers` left behind; from then on calls are unscored at once, and say why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import numbers
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from turnout.core.errors import ConfigError, DeadlineExceeded, Fault
+from turnout.core.ports import Clock
+from turnout.rollout.builtin_rewards import BUILTIN
+
+Reward = Callable[..., Any]
+DEFAULT_DEADLINE_S = 30.0
+DEFAULT_WORKERS = 8
+_OWN_NAMES = ("prompt", "response", "label")
+_FLAG = "--custom-rm-path"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score, or None and why there is none."""
+
+    value: float | None
+    why: str = ""
+
+
+def load_reward(text: str) -> Reward:
+    """A built-in by name, else `module:function`, `module.function` or `path/to/file.py:function`.
+
+    Modules are looked for as Python does, and in the working directory. ConfigError tells what is wrong."""
+    if text in BUILTIN:
+        return BUILTIN[text]
+    place, separator, name = text.rpartition(":") if ":" in text else text.rpartition(".")
+    if not separator or not place or not name:
+        known = ", ".join(BUILTIN)
+        raise ConfigError(Fault(_FLAG, text, "is no reward", f"one of {known}, or module:function"))
+    module = _module(text, place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(Fault(_FLAG, text, f"{place} has no function {name!r}"))
+    try:
+        inspect.signature(function).bind_partial(None, None, None)
+    except TypeError:
+        raise ConfigError(
+            Fault(
+                _FLAG,
+                text,
+                "cannot be called with three arguments",
+                "define it (prompt, response, label, **metadata)",
+            )
+        ) from None
+    return function
+
+
+class RewardRunner:
+    """Calls one reward under deadlines. Owns the threads of sync rewards."""
+
+    def __init__(
+        self,
+        reward: Reward,
+        clock: Clock,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        workers: int = DEFAULT_WORKERS,
+    ) -> None:
+        self._reward = reward
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._workers = workers
+        self._turns = asyncio.Semaphore(workers)
+        self._left_behind = 0
+        self._cut: set[asyncio.Task[Any]] = set()
+        self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(
+            getattr(reward, "__call__", None)  # noqa: B004 - the method is wanted, to see whether it is async
+        )
+        self._named = _named_parameters(reward)
+
+    @property
+    def left_behind(self) -> int:
+        """Threads that are still in a call past its deadline."""
+        return self._left_behind
+
+    async def score(self, prompt: str, response: str, label: Any, metadata: dict[str, Any]) -> Scored:
+        """The score of one response. Never raises for what the reward does; see the module's outcomes."""
+        given = {k: v for k, v in metadata.items() if k not in _OWN_NAMES}
+        if self._named is not None:
+            given = {k: v for k, v in given.items() if k in self._named}
+        async with self._turns:
+            if self._left_behind >= self._workers:
+                return Scored(None, f"not called: {self._left_behind} earlier calls never came back")
+            return await self._within(self._call(prompt, response, label, given))
+
+    async def _within(self, call: Coroutine[Any, Any, Any]) -> Scored:
+        task = asyncio.ensure_future(call)
+        try:
+            what = "a reward"
+            result = await self._clock.within(self._deadline_s, what, asyncio.shield(task))
+        except DeadlineExceeded:
+            self._abandon(task)
+            return Scored(None, f"no answer within {self._deadline_s:g} s")
+        except asyncio.CancelledError:
+            self._abandon(task)
+            if task.cancelled() and not _being_cancelled():
+                return Scored(None, "raised CancelledError")
+            raise
+        except Exception as fault:  # noqa: BLE001 - whatever a user's function raises is an outcome
+            return Scored(None, f"raised {type(fault).__name__}: {fault}")
+        return _outcome(result)
+
+    async def _call(self, prompt: str, response: str, label: Any, metadata: dict[str, Any]) -> Any:
+        if self._is_async:
+            return await self._reward(prompt, response, label, **metadata)
+        result = await self._in_thread(lambda: self._reward(prompt, response, label, **metadata))
+        return await result if isinstance(result, Awaitable) else result
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def deliver(result: Any, fault: BaseException | None) -> None:
+            if future.done():
+                self._left_behind -= 1
+            elif fault is None:
+                future.set_result(result)
+            else:
+                future.set_exception(fault)
+
+        def body() -> None:
+            result, fault = None, None
+            try:
+                result = work()
+            except (Exception, SystemExit) as raised:  # noqa: BLE001 - handed to the caller
+                fault = (
+                    RuntimeError(f"raised {raised!r}")
+                    if isinstance(raised, SystemExit | StopIteration)
+                    else raised
+                )
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deliver, result, fault)
+
+        threading.Thread(target=body, daemon=True, name="reward").start()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._left_behind += 1
+            raise
+
+    def _abandon(self, task: asyncio.Task[Any]) -> None:
+        """Cancels without waiting: a function that holds on to its cancellation must not hold us."""
+        self._cut.add(task)
+        task.add_done_callback(self._forget)
+        task.cancel()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._cut.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen
+
+
+def _outcome(result: Any) -> Scored:
+    if isinstance(result, np.bool_):
+        result = bool(result)
+    if result is None:
+        return Scored(None, "returned None")
+    if isinstance(result, str):
+        return Scored(None, f"returned the text {result[:40]!r}, not a number")
+    if not isinstance(result, numbers.Real):
+        return Scored(None, f"returned {type(result).__name__}, not a number")
+    value = float(result)
+    return Scored(value) if math.isfinite(value) else Scored(None, f"returned {value}")
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _named_parameters(reward: Reward) -> set[str] | None:
+    """The names that a reward takes; None where it takes any (**metadata)."""
+    try:
+        parameters = inspect.signature(reward).parameters.values()
+    except ValueError:  # a C function without a signature
+        return set()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return set(named) - set(positional[:3])
+
+
+def _module(text: str, place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _module_of_file(Path(place).expanduser())
+        here = os.getcwd()  # noqa: PTH109 - as sys.path holds it
+        if here not in sys.path:
+            sys.path.append(here)
+        return importlib.import_module(place)
+    except Exception as fault:  # a user's module may raise anything while it loads
+        reason = f"{place} cannot be imported: {type(fault).__name__}: {fault}"
+        raise ConfigError(Fault(_FLAG, text, reason)) from fault
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    name = f"turnout_reward_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
