@@ -15,7 +15,7 @@ from turnout.core.errors import UserError, WeightError
 from turnout.core.version import label_counter
 from turnout.engine.core import Activation, Attested
 from turnout.engine.loop import ComputeThread
-from turnout.engine.requests import Update, parse_abort, parse_object, parse_pause, parse_update
+from turnout.engine.requests import Update, parse_abort, parse_label, parse_object, parse_pause, parse_update
 from turnout.engine.weights import Prepared
 
 CONTROL_BODY_MAX = 1 << 20
@@ -38,6 +38,7 @@ class Control:
             web.get("/flush_cache", self.flush),
             web.post("/flush_cache", self.flush),
             web.post("/update_weights_from_disk", self.update_from_disk),
+            web.post("/update_weight_version", self.update_version),
         ]
 
     def authorised(self, request: web.Request) -> bool:
@@ -97,6 +98,20 @@ class Control:
             }
         )
 
+    async def update_version(self, request: web.Request) -> web.Response:
+        """Names the weights that are served already; a label of ours for other content is refused."""
+        label, abort_all = parse_label(parse_object(await self._body(request)))
+        if self._updating is not None:
+            return _refused(f"an update from {self._updating} is under way", 409)
+        try:
+            check_label(label, self.compute.attested.root)
+        except WeightError as fault:
+            return _refused(str(fault), 400)
+        if abort_all:
+            await self.compute.do(lambda c: c.abort_all("the weights are renamed"), COMMAND_DEADLINE_S)
+        await self.compute.do(lambda c: c.rename(label), COMMAND_DEADLINE_S)
+        return web.json_response({"success": True, "message": f"serving {label}", "new_version": label})
+
     async def _update(self, update: Update) -> tuple[Attested, int]:
         prepared = await asyncio.to_thread(self.compute.core.weights.prepare, update.folder)
         activation = Activation(prepared, _label(update, prepared), update.abort_all, update.flush)
@@ -121,9 +136,14 @@ def _label(update: Update, prepared: Prepared) -> str:
     """The label for the new weights. One that names other content is refused: a label must not lie."""
     if update.label is None:
         return prepared.manifest.version.label if prepared.manifest else f"root-{prepared.root[:16]}"
-    if label_counter(update.label) is not None and update.label.split("-")[1] != prepared.root[:16]:
-        raise WeightError(f"weight_version {update.label} names other weights: the root is {prepared.root}")
+    check_label(update.label, prepared.root)
     return update.label
+
+
+def check_label(label: str, root: str) -> None:
+    """Raises WeightError for a label of ours that names other content; other texts name nothing."""
+    if label_counter(label) is not None and label.split("-")[1] != root[:16]:
+        raise WeightError(f"weight_version {label} names other weights: the root is {root}")
 
 
 def _refused(message: str, status: int) -> web.Response:

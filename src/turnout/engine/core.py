@@ -128,6 +128,10 @@ class EngineCore:
     def idle(self) -> bool:
         return not self.scheduler.running and not self.scheduler.waiting
 
+    def rename(self, label: str) -> None:
+        """Gives the weights that are loaded another label; tokens from here on carry it."""
+        self.attested = Attested(label, self.attested.root, self.attested.at)
+
     def activate(self, activation: Activation) -> tuple[Attested, int]:
         """Puts prepared weights into place. Returns what is attested and how many requests it met. On failure
         the engine is fenced, its requests end as aborted, and WeightError is raised."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from turnout.protocol.sglang import SamplingParams
 
 RID_MAX = 256
 STOPS_MAX = 16
+GREEDY_BELOW = 1e-6  # a temperature below this is greedy, as in SGLang 0.5.23
 NOT_SERVED = ("stream", "image_data", "lora_path", "input_embeds")
 
 
@@ -117,6 +118,19 @@ def parse_update(row: dict[str, Any], settings: EngineSettings) -> Update:
     return Update(folder, label, flags["abort_all_requests"], flags["flush_cache"])
 
 
+def parse_label(row: dict[str, Any]) -> tuple[str, bool]:
+    """Label and whether to abort all requests (SGLang's default is true) of /update_weight_version."""
+    label, abort_all = row.get("new_version"), row.get("abort_all_requests", True)
+    faults: list[Fault] = []
+    if not isinstance(label, str) or not 0 < len(label) <= RID_MAX:
+        faults.append(Fault("new_version", str(label)[:40], "must be a text"))
+    if not isinstance(abort_all, bool):
+        faults.append(Fault("abort_all_requests", str(abort_all), "must be true or false"))
+    if faults:
+        raise BadRequest(faults)
+    return str(label), bool(abort_all)
+
+
 def _params(row: Any, model: LoadedModel, faults: list[Fault]) -> SamplingParams | None:
     if row is not None and not isinstance(row, dict):
         faults.append(Fault("sampling_params", type(row).__name__, "must be an object"))
@@ -141,10 +155,11 @@ def _params(row: Any, model: LoadedModel, faults: list[Fault]) -> SamplingParams
     if row.get("n") not in (None, 1):
         faults.append(Fault("n", str(row["n"])[:40], "must be 1: one request, one response"))
     try:
-        return SamplingParams.from_json({**row, "stop": stop})
+        params = SamplingParams.from_json({**row, "stop": stop})
     except (ValueError, TypeError) as fault:
         faults.append(Fault("sampling_params", "", str(fault)))
         return None
+    return replace(params, temperature=0.0) if params.temperature < GREEDY_BELOW else params
 
 
 def _prompt(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> list[int]:
