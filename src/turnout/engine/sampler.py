@@ -5,8 +5,9 @@ Promises, per row and bit for bit whatever the batch:
   distribution function over token ids; temperature 0 takes the largest logit, the lowest id among equals;
 - the log-prob is log-softmax(logits / temperature) over the whole vocabulary (temperature 0: of the raw
   logits), untouched by top-k, top-p, min-p and min_new_tokens, which only decide what can be drawn;
-- filters as in SGLang 0.5.23: top-k, then top-p, then min-p, each on the unfiltered probabilities; a token
-  is outside the nucleus when those more probable (lower id first among equals) already sum to above top-p.
+- filters as in SGLang 0.5.23: banned ids go first, then top-k, top-p and min-p, each on the probabilities
+  of what was not banned; a token is outside the nucleus when those more probable (lower id first among
+  equals) already sum to above top-p.
 
 Legend: B rows, V vocabulary padded to whole blocks of BLOCK.
 """
@@ -97,11 +98,12 @@ def _filter(weights_BV: Tensor, sums_BN: Tensor, draws: Sequence[Draw]) -> None:
     touched = []
     for row, draw in enumerate(draws):
         params = draw.params
-        if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
-            _nucleus(weights_BV[row], params)
-            touched.append(row)
+        filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         if draw.banned:
             weights_BV[row, list(draw.banned)] = 0.0
+        if filters:
+            _nucleus(weights_BV[row], params)
+        if draw.banned or filters:
             touched.append(row)
     if touched:
         sums_BN[touched] = weights_BV[touched].view(len(touched), -1, BLOCK).sum(-1)

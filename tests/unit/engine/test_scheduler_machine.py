@@ -1,0 +1,238 @@
+"""The scheduler: every pair of its table, and random schedules against a KV cache that remembers who wrote what."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from turnout.core.errors import IllegalTransition, InvariantBroken
+from turnout.core.types import Finish
+from turnout.engine.pages import PageAllocator
+from turnout.engine.scheduler_machine import TABLE, Event, Limits, Request, Scheduler, State
+from turnout.protocol.sglang import SamplingParams
+
+PAGE = 4
+
+
+class FakeEngine:
+    """A scheduler, and pages that hold (rid, position, token) where an engine holds keys and values."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler, self.limits = Scheduler(limits), limits
+        self.kv: dict[tuple[int, int], tuple[str, int, int]] = {}
+        self.seen: dict[str, Request] = {}
+        self.clock = 0
+
+    def submit(self, prompt: int, new: int) -> None:
+        if self.scheduler.full or not self.scheduler.fits(prompt + new):
+            return
+        request = Request(f"r{len(self.seen)}", list(range(prompt)), SamplingParams(max_new_tokens=new), 0)
+        self.seen[request.rid] = request
+        self.scheduler.submit(request)
+
+    def step(self) -> bool:
+        chunks = self.scheduler.plan()
+        assert sum(c.count for c in chunks) <= self.limits.max_step_tokens
+        assert len({c.request.rid for c in chunks}) == len(chunks)
+        running = [r for r in self.scheduler.running if r.generated and r.pending == 1]
+        planned = {c.request.rid for c in chunks}
+        starved = [r for r in running if r.rid not in planned]
+        assert not starved or self.scheduler.pages.free == 0
+        for chunk in chunks:
+            request = chunk.request
+            assert chunk.first == request.computed and chunk.count >= 1
+            for position in range(chunk.first, chunk.first + chunk.count):
+                page = request.pages[position // PAGE]
+                self.kv[page, position % PAGE] = (request.rid, position, request.tokens[position])
+        for chunk in chunks:
+            request, end = chunk.request, chunk.first + chunk.count
+            for position in range(end):  # attention reads all of these
+                held = self.kv[request.pages[position // PAGE], position % PAGE]
+                assert held == (request.rid, position, request.tokens[position])
+            self.scheduler.computed(chunk)
+            assert chunk.samples == (end == len(request.tokens))
+            if chunk.samples:
+                self.clock += 1
+                self.scheduler.accept(request, 100 + self.clock % 7, -0.5, f"v{self.clock // 50}")
+        self.scheduler.check()
+        return bool(chunks)
+
+    def drain(self) -> None:
+        self.scheduler.paused = False
+        work = sum(len(r.tokens) + r.params.max_new_tokens for r in self.seen.values())
+        for _ in range(work * (2 + len(self.seen)) + 2):
+            if not self.step():
+                break
+        assert not self.scheduler.running and not self.scheduler.waiting
+        assert self.scheduler.pages.free == self.limits.pages
+
+
+limits = st.builds(
+    Limits,
+    pages=st.integers(1, 12),
+    page_tokens=st.just(PAGE),
+    max_running=st.integers(1, 4),
+    max_waiting=st.integers(0, 5),
+    max_step_tokens=st.integers(4, 12),
+)
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 30), st.integers(1, 20)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("abort"), st.integers(0, 20)),
+        st.sampled_from([("abort_all",), ("retract",), ("pause",), ("continue",)]),
+    ),
+    max_size=40,
+)
+
+
+@given(limits, operations)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_random_schedules_lose_nothing_and_end(limits, operations):
+    engine = FakeEngine(limits)
+    for name, *arguments in operations:
+        if name == "submit":
+            engine.submit(*arguments)
+        elif name == "step":
+            for _ in range(arguments[0]):
+                engine.step()
+        elif name == "abort":
+            engine.scheduler.abort(f"r{arguments[0]}", "asked")
+        elif name == "abort_all":
+            engine.scheduler.abort_all("asked")
+        elif name == "retract":
+            engine.scheduler.retract_all()
+        else:
+            engine.scheduler.paused = name == "pause"
+        engine.scheduler.check()
+    engine.drain()
+    for request in engine.seen.values():
+        assert request.state in (State.FINISHED, State.ABORTED)
+        assert request.generated == len(request.logprobs) == len(request.spans)
+        if request.state is State.FINISHED:
+            assert request.finish is Finish.LENGTH and request.generated == request.params.max_new_tokens
+        assert request.tokens[: request.prompt_tokens] == list(range(request.prompt_tokens))
+
+
+def machine(pages=8, max_running=4, max_waiting=8, max_step_tokens=16) -> FakeEngine:
+    return FakeEngine(Limits(pages, PAGE, max_running, max_waiting, max_step_tokens))
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("event", list(Event))
+def test_every_pair_of_the_table(state, event):
+    allowed = {
+        (State.WAITING, Event.ADMIT),
+        (State.WAITING, Event.ABORT),
+        (State.RUNNING, Event.PREEMPT),
+        (State.RUNNING, Event.FINISH),
+        (State.RUNNING, Event.ABORT),
+    }
+    if (state, event) in allowed:
+        TABLE.after(state, event)
+    else:
+        with pytest.raises(IllegalTransition):
+            TABLE.after(state, event)
+
+
+def test_running_requests_decode_while_a_long_prompt_is_cut_into_chunks():
+    engine = machine(pages=40, max_step_tokens=8)
+    engine.submit(3, 20)
+    engine.step()
+    engine.submit(30, 2)
+    sizes = []
+    for _ in range(5):
+        plan = engine.scheduler.plan()
+        sizes.append(sorted(c.count for c in plan))
+        for chunk in plan:
+            engine.scheduler.computed(chunk)
+            if chunk.samples:
+                engine.scheduler.accept(chunk.request, 5, -1.0, "v")
+    assert sizes == [[1, 7], [1, 7], [1, 7], [1, 7], [1, 2]]
+
+
+def test_the_youngest_is_preempted_and_keeps_its_tokens():
+    engine = machine(pages=6)
+    engine.submit(8, 12)
+    engine.submit(7, 12)
+    while not engine.scheduler.preemptions:
+        assert engine.step()
+    old, young = engine.seen["r0"], engine.seen["r1"]
+    assert old.state is State.RUNNING and young.state is State.WAITING
+    assert young.generated > 0 and young.generated == len(young.logprobs) and not young.pages
+    kept = list(young.tokens)
+    engine.drain()
+    assert young.tokens[: len(kept)] == kept and young.finish is Finish.LENGTH
+
+
+def test_requests_are_admitted_in_order_of_arrival():
+    engine = machine(max_running=1)
+    for _ in range(3):
+        engine.submit(2, 2)
+    engine.drain()
+    ends = sorted(engine.seen.values(), key=lambda r: r.arrival)
+    assert [r.rid for r in ends] == ["r0", "r1", "r2"]
+
+
+def test_abort_is_by_exact_id():
+    engine = machine()
+    scheduler = engine.scheduler
+    for rid in ("job-1", "job-10", "job-100"):
+        scheduler.submit(Request(rid, [1, 2], SamplingParams(max_new_tokens=4), 0))
+    engine.step()
+    assert scheduler.abort("job-1", "asked").rid == "job-1"
+    assert scheduler.abort("job-1", "asked") is None and scheduler.abort("", "asked") is None
+    assert {r.rid for r in scheduler.running} == {"job-10", "job-100"}
+    scheduler.check()
+
+
+def test_an_end_id_ends_a_request_and_spans_follow_the_version():
+    engine = machine()
+    scheduler = engine.scheduler
+    request = Request("a", [1, 2], SamplingParams(max_new_tokens=9), 0, frozenset({7}))
+    scheduler.submit(request)
+    for token, version in ((3, "v1"), (4, "v1"), (7, "v2")):
+        (chunk,) = scheduler.plan()
+        scheduler.computed(chunk)
+        ended = scheduler.accept(request, token, -1.0, version)
+    assert ended and request.finish is Finish.STOP and request.output == [3, 4, 7]
+    assert request.spans.runs == ((2, "v1"), (1, "v2"))
+
+
+def test_a_paused_scheduler_plans_nothing_and_goes_on_where_it_was():
+    engine = machine()
+    engine.submit(5, 5)
+    engine.step()
+    engine.scheduler.paused = True
+    assert engine.scheduler.plan() == () and engine.scheduler.running
+    engine.drain()
+    assert engine.seen["r0"].generated == 5
+
+
+def test_submit_refuses_what_its_caller_must_have_refused():
+    scheduler = machine(pages=2).scheduler
+    scheduler.submit(Request("a", [1], SamplingParams(max_new_tokens=1), 0))
+    for request in (
+        Request("a", [1], SamplingParams(max_new_tokens=1), 0),
+        Request("b", [1] * 5, SamplingParams(max_new_tokens=4), 0),
+        Request("c", [], SamplingParams(max_new_tokens=1), 0),
+        Request("d", [1], SamplingParams(max_new_tokens=0), 0),
+    ):
+        with pytest.raises(InvariantBroken):
+            scheduler.submit(request)
+    scheduler.check()
+
+
+def test_pages_are_never_doubled_and_faults_of_the_books_are_found():
+    pages = PageAllocator(4)
+    held = pages.take(3)
+    pages.check(held)
+    for wrong in (held[:2], [*held, held[0]], [*held, 3]):
+        with pytest.raises(InvariantBroken):
+            pages.check(wrong)
+    with pytest.raises(InvariantBroken):
+        pages.take(2)
+    pages.give(held)
+    with pytest.raises(InvariantBroken):
+        pages.give(held[:1])
+    pages.check([])
