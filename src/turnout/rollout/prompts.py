@@ -138,7 +138,7 @@ def _tokens(
     """The ids and the text of a prompt: the one place where prompts are tokenised."""
     if isinstance(value, list) and not isinstance(value[0], dict):
         ids = token_ids(value, tokenizer.size)
-        return ids, tokenizer.decode(ids, skip_special=False)
+        return ids, tokenizer.decode(ids, skip_special_tokens=False)
     if isinstance(value, str):
         check_text(value)
     elif not isinstance(value, list):

@@ -154,12 +154,10 @@ class RewardRunner:
             result, fault = None, None
             try:
                 result = work()
-            except (Exception, SystemExit) as raised:  # noqa: BLE001 - handed to the caller
-                fault = (
-                    RuntimeError(f"raised {raised!r}")
-                    if isinstance(raised, SystemExit | StopIteration)
-                    else raised
-                )
+            except Exception as raised:  # noqa: BLE001 - handed to the caller
+                fault = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
+            except BaseException as raised:  # noqa: BLE001 - an exit of this thread would leave the caller waiting
+                fault = RuntimeError(repr(raised))
             if not loop.is_closed():
                 loop.call_soon_threadsafe(deliver, result, fault)
 

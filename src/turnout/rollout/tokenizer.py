@@ -34,7 +34,7 @@ class TokenizerLike(Protocol):
         """Ids of a text; `special` adds what the tokenizer puts around a text by itself, such as bos."""
         ...
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def render(self, messages: list[Message], tools: list[Any] | None, options: dict[str, Any]) -> str:
         """The text of a conversation by the chat template; `options` go to the template."""
@@ -56,8 +56,8 @@ class HubTokenizer:
     def encode(self, text: str, special: bool) -> list[int]:
         return self.inner.encode(text, add_special_tokens=special)
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        return self.inner.decode(list(ids), skip_special_tokens=skip_special)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def render(self, messages: list[Message], tools: list[Any] | None, options: dict[str, Any]) -> str:
         self.require_chat_template()
