@@ -7,10 +7,10 @@ whatever values are known to be valid; a rule that needs one that isn't known en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 from turnout.config.check_files import FILE_CHECKS
+from turnout.config.check_files import is_file as file_exists
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
@@ -141,6 +141,13 @@ def prompt_leaves_room(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--rollout-max-prompt-len", str(prompt), reason, remedy)
 
 
+def response_range(c: RunConfig) -> Iterator[Fault]:
+    if c.rollout_min_response_len > c.rollout_max_response_len:
+        reason = f"longer than --rollout-max-response-len {c.rollout_max_response_len}"
+        remedy = f"give at most {c.rollout_max_response_len}"
+        yield Fault("--rollout-min-response-len", str(c.rollout_min_response_len), reason, remedy)
+
+
 def sequence_fits(c: RunConfig) -> Iterator[Fault]:
     """The longest sequence fits a micro-batch of the trainer and, with evaluation, the cache of an engine."""
     prompt = (
@@ -189,7 +196,7 @@ def reward_path_form(c: RunConfig) -> Iterator[Fault]:
     if not function.isidentifier() or not (is_file or all(p.isidentifier() for p in place.split("."))):
         remedy = "write package.module.function or path/to/file.py:function"
         yield Fault("--custom-rm-path", path, "names no function", remedy)
-    elif is_file and not Path(place).expanduser().is_file():
+    elif is_file and not file_exists(place):
         yield Fault("--custom-rm-path", path, f"there is no file {place}", "check the path")
 
 
@@ -279,6 +286,7 @@ CHECKS: tuple[Check, ...] = (
     survivors_fit,
     sampling_is_whole,
     prompt_leaves_room,
+    response_range,
     sequence_fits,
     step_holds_decodes,
     one_reward,

@@ -18,6 +18,8 @@ from pydantic.fields import FieldInfo
 
 Kind = Literal["int", "float", "bool", "str", "choice", "ints", "strs", "json"]
 
+PATH = r"^[^\x00]+$"  # what every option that is a path has as its pattern
+
 _SCALARS: dict[object, Kind] = {int: "int", float: "float", bool: "bool", str: "str"}
 _BOUNDS = {"Ge": ("ge", ">="), "Gt": ("gt", ">"), "Le": ("le", "<="), "Lt": ("lt", "<")}
 

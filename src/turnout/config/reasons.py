@@ -51,7 +51,8 @@ def fault_of(detail: Mapping[str, Any], spec: OptionSpec, where: str) -> Fault:
     if kind == "literal_error":
         return Fault(where + inner, shown, "no such choice", f"one of: {', '.join(spec.choices)}")
     if kind == "string_pattern_mismatch":
-        return Fault(where + inner, shown, "has characters that are not allowed here", detail["msg"])
+        reason = "is empty" if not value else "has characters that are not allowed here"
+        return Fault(where + inner, shown, reason, f"allowed: {detail['ctx']['pattern']}")
     if kind == "string_too_long":
         return Fault(where + inner, shown, f"is longer than {detail['ctx']['max_length']} characters", "")
     if inner:

@@ -48,7 +48,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "multimodal_keys": ("image inputs", "use text prompts"),
     "update_weight_encoding": ("an option of delta updates", "leave it out: full versions are published"),
     "update_weight_delta_*": ("an option of delta updates", "leave it out: full versions are published"),
-    "update_weight_buffer_size": ("an option of updates without files", "leave it out: updates go by disk"),
     "update_weights_interval": ("updates after several train steps", "leave it out: every step is published"),
     "max_staleness": ("a bound for asynchronous runs", "leave it out: the lag is 0 in --schedule sync"),
     "custom_generate_function_path": ("own generation functions", "use --custom-rm-path on one-turn prompts"),

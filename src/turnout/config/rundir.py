@@ -5,6 +5,7 @@ Owns the names of the files. Promises: a run directory is made by exactly one ru
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,9 +55,9 @@ class RunPaths:
 def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
     """Makes the run's directory: --run-dir, which must not hold a run, else `base`/NAME-NNN with the first number
     that is free. Raises ConfigError."""
-    root = _numbered(config.run_name or "run", base) if config.run_dir is None else Path(config.run_dir)
+    root = _numbered(config.run_name or "run", base) if config.run_dir is None else _expanded(config.run_dir)
     given = config.update_weight_disk_dir
-    paths = RunPaths(root.absolute(), (root / "weights" if given is None else Path(given)).absolute())
+    paths = RunPaths(root.absolute(), (root / "weights" if given is None else _expanded(given)).absolute())
     if config.run_dir is not None:
         if paths.events.exists():
             remedy = "give another folder, or leave it out"
@@ -67,6 +68,10 @@ def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
             reason = f"can't be made: {error.strerror or type(error).__name__}"
             raise ConfigError(Fault("--run-dir", config.run_dir, reason, "give another folder")) from None
     return paths
+
+
+def _expanded(text: str) -> Path:
+    return Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's raises for an unknown user
 
 
 def _numbered(name: str, base: Path) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from rich import box
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel as Frame
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -35,7 +36,7 @@ def render(view: RunView, width: int, ascii_only: bool = False) -> RenderableTyp
         (" turnout ", "bold"), ("· " if not ascii_only else "- ", "dim"), (f"{view.run_name} ", "cyan")
     )
     return Frame(
-        Group(_progress(view, inner), Text(), body),
+        Group(_progress(view, inner, ascii_only), Text(), body),
         title=title,
         title_align="left",
         box=box.ASCII if ascii_only else box.ROUNDED,
@@ -45,7 +46,7 @@ def render(view: RunView, width: int, ascii_only: bool = False) -> RenderableTyp
     )
 
 
-def _progress(view: RunView, width: int) -> RenderableType:
+def _progress(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     of = f"/{view.steps}" if view.steps is not None else ""
     left = Text.assemble("step ", (f"{view.step}{of}", "bold"))
     right = Text.assemble(
@@ -56,13 +57,10 @@ def _progress(view: RunView, width: int) -> RenderableType:
         duration(view.seconds_left),
     )
     row = Table.grid(padding=(0, 2, 0, 0))
-    bar = ProgressBar(
-        total=view.steps or 1,
-        completed=view.step if view.steps else 0,
-        width=max(8, width - left.cell_len - right.cell_len - 6),
-        complete_style="green",
-        finished_style="green",
-    )
+    room = max(8, width - left.cell_len - right.cell_len - 6)
+    done = 0 if not view.steps else round(room * min(1.0, view.step / view.steps))
+    full, rest = ("#", ".") if ascii_only else ("━", "─")
+    bar = Text.assemble((full * done, "green"), (rest * (room - done), "dim"))
     row.add_row(left, bar, right)
     return row
 
@@ -72,27 +70,26 @@ def _curves(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", width=9)
     table.add_column(justify="right", width=8)
-    table.add_column(width=max(4, width - 23), no_wrap=True)
+    table.add_column(width=max(4, width - 23), no_wrap=True, overflow="crop")
     reward = view.rewards[-1] if view.rewards else None
     table.add_row(
         "reward",
         Text(number(reward, 3), "bold green"),
         Text(sparkline(view.rewards, width - 23, blocks), "green"),
     )
-    if view.rewards:
+    finite = [value for value in view.rewards if math.isfinite(value)]
+    if finite:
         arrow = "->" if ascii_only else "→"
-        table.add_row(
-            "", "", Text(f"first {number(view.rewards[0], 3)} {arrow} best {max(view.rewards):.3f}", "dim")
-        )
+        table.add_row("", "", Text(f"{finite[0]:.3f} {arrow} best {max(finite):.3f}", "dim"))
     scores = [score for _, score in view.evals]
     told = f"at step {view.evals[-1][0]}" if view.evals else ""
     line = Text.assemble((sparkline(scores, max(4, width - 36), blocks), "blue"), (f" {told}", "dim"))
     table.add_row("eval", Text(number(scores[-1] if scores else None, 3), "bold blue"), line)
     table.add_row("tokens/s", number(view.tokens_per_second, 0), Text("in the rollout phase", "dim"))
-    table.add_row("length", number(view.response_len, 1), Text("tokens a response, mean", "dim"))
+    table.add_row("length", number(view.response_len, 1), Text("mean tokens a response", "dim"))
     mismatch_style = "bold red" if view.mismatch is not None and view.mismatch > 0.08 else ""
     table.add_row(
-        "mismatch", Text(number(view.mismatch, 4), mismatch_style), Text("mean |log-prob difference|", "dim")
+        "mismatch", Text(number(view.mismatch, 4), mismatch_style), Text("mean |log-prob diff|", "dim")
     )
     return table
 
@@ -102,7 +99,7 @@ def _machines(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     table.add_column(style="dim", width=9)
     table.add_column(justify="right", width=8)
     room = max(4, width - 23)
-    table.add_column(width=room, no_wrap=True)
+    table.add_column(width=room, no_wrap=True, overflow="crop")
     longest = max((seconds for _, seconds in view.phase_seconds), default=0.0)
     for name, seconds in view.phase_seconds:
         filled = 0 if longest <= 0 else max(1, round(seconds / longest * room))
@@ -111,6 +108,8 @@ def _machines(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     if view.phase_seconds:
         table.add_row("", "", "")
     engines = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        engines.add_column(overflow="crop", no_wrap=True)
     dot = "*" if ascii_only else "●"
     for engine in view.engines[:8]:
         state = Text(f"{dot} {engine.state}", STATE_COLORS.get(engine.state, "white"))

@@ -84,7 +84,9 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     middle = share + z2 / (2 * n)
     half = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     scale = 1 + z2 / n
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    low = 0.0 if successes == 0 else max(0.0, (middle - half) / scale)  # exact at the ends, where it rounds
+    high = 1.0 if successes == n else min(1.0, (middle + half) / scale)
+    return low, high
 
 
 def _mean(values: Sequence[float]) -> float | None:

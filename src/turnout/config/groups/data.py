@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from turnout.config.option import Options, option
+from turnout.config.option import PATH, Options, option
 
 
 class DataOptions(Options):
@@ -14,6 +14,7 @@ class DataOptions(Options):
         ...,
         "Prompts to train on: a .jsonl or .parquet file, or `reasoning_gym:TASK` for a generated task; "
         "`@[a:b]` at the end takes a slice of the rows.",
+        pattern=PATH,
     )
     input_key: str = option("input", "Key of a row that holds the prompt: text, or a list of chat messages.")
     label_key: str | None = option(
@@ -55,7 +56,7 @@ class EvalOptions(Options):
     title: ClassVar[str] = "Evaluation"
 
     eval_prompt_data: str | None = option(
-        None, "Held-out prompts, in the forms of --prompt-data.", unset="no evaluation"
+        None, "Held-out prompts, in the forms of --prompt-data.", unset="no evaluation", pattern=PATH
     )
     eval_interval: int | None = option(
         None,
@@ -66,6 +67,16 @@ class EvalOptions(Options):
     )
     n_samples_per_eval_prompt: int = option(1, "Samples of each held-out prompt.", ge=1)
     eval_temperature: float = option(0.0, "Sampling temperature in evaluation; 0 is greedy.", ge=0)
+    eval_sampled: bool = option(
+        False, "Score held-out prompts a second time as rollouts are sampled, at --rollout-temperature."
+    )
+    eval_baseline_data: str | None = option(
+        None,
+        "Held-out prompts in another wording, such as with a worked example, scored once before training: what "
+        "the untrained model reaches by prompting alone.",
+        unset="no baseline",
+        pattern=PATH,
+    )
     eval_max_response_len: int | None = option(
         None,
         "Longest response in evaluation.",

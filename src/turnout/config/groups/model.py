@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from turnout.config.option import Options, option
+from turnout.config.option import PATH, Options, option
 
 
 class ModelOptions(Options):
@@ -14,6 +14,7 @@ class ModelOptions(Options):
         ...,
         "Model to start from: a directory with a Hugging Face checkpoint, or a hub id. Trainer and engines both "
         "load it, and the tokenizer and chat template come from it.",
+        pattern=PATH,
     )
     dtype: Literal["bfloat16", "float32"] = option(
         "bfloat16",
@@ -24,4 +25,5 @@ class ModelOptions(Options):
         None,
         "Frozen reference model for the KL term: a directory with a Hugging Face checkpoint.",
         unset="--hf-checkpoint",
+        pattern=PATH,
     )

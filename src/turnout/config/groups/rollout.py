@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from turnout.config.option import Options, option
+from turnout.config.option import PATH, Options, option
 
 
 class RolloutOptions(Options):
@@ -13,6 +13,13 @@ class RolloutOptions(Options):
     rollout_batch_size: int = option(32, "Prompts in one rollout.", unit="prompts", ge=1)
     n_samples_per_prompt: int = option(8, "Samples of each prompt; together they are one group.", ge=1)
     rollout_max_response_len: int = option(256, "Longest response.", unit="tokens", ge=1)
+    rollout_min_response_len: int = option(
+        0,
+        "Shortest response: the end token cannot come earlier. Equal to --rollout-max-response-len all responses "
+        "have one length, as benchmarks need.",
+        unit="tokens",
+        ge=0,
+    )
     rollout_max_context_len: int | None = option(
         None,
         "Longest prompt and response together; a response that reaches it ends as cut by length.",
@@ -51,9 +58,10 @@ class RewardOptions(Options):
     )
     custom_rm_path: str | None = option(
         None,
-        "Reward function: `package.module.function`, `package.module:function` or `path/to/file.py:function`, called as "
-        "reward(prompt, response, label, **metadata) -> float; it may be async.",
+        "Reward function: `package.module.function`, `package.module:function` or `path/to/file.py:function`, "
+        "called as reward(prompt, response, label, **metadata) -> float; it may be async.",
         unset="--rm-type",
+        pattern=PATH,
     )
     reward_timeout_s: float = option(30.0, "Deadline of one reward.", unit="seconds", gt=0)
     group_failure_policy: Literal["drop", "survivors"] = option(

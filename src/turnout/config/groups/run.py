@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from turnout.config.option import Options, option
+from turnout.config.option import PATH, Options, option
 
 
 class RunOptions(Options):
@@ -14,6 +14,7 @@ class RunOptions(Options):
         None,
         "Folder for everything the run writes. It must not hold a run yet.",
         unset="`runs/NAME-NNN`, the first free number",
+        pattern=PATH,
     )
     run_name: str | None = option(
         None,
@@ -31,7 +32,9 @@ class RunOptions(Options):
         "Only the seed decides: the same run gives the same tokens, weights and metrics bit for bit. Requires "
         "--engine-threads 1 and --trainer-threads 1.",
     )
-    save: str | None = option(None, "Folder for checkpoints of the trainer.", unset="no checkpoint")
+    save: str | None = option(
+        None, "Folder for checkpoints of the trainer.", unset="no checkpoint", pattern=PATH
+    )
     save_interval: int | None = option(
         None,
         "Checkpoint after every so many train steps.",
@@ -40,7 +43,7 @@ class RunOptions(Options):
         ge=1,
     )
     save_hf: str | None = option(
-        None, "Folder for the last weights as a Hugging Face checkpoint.", unset="not written"
+        None, "Folder for the last weights as a Hugging Face checkpoint.", unset="not written", pattern=PATH
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from turnout.config.option import Options, option
+from turnout.config.option import PATH, Options, option
 
 
 class WeightOptions(Options):
@@ -20,9 +20,17 @@ class WeightOptions(Options):
         None,
         "Folder that trainer and engines share. It belongs to one run.",
         unset="`weights` in the run directory",
+        pattern=PATH,
     )
     update_weight_disk_keep_files: bool = option(
         False, "Keep every version. The two newest committed ones are kept otherwise."
+    )
+    update_weight_buffer_size: int = option(
+        512 * 2**20,
+        "Largest file of a published version, and what writing one holds at a time; a larger tensor gets a file "
+        "of its own.",
+        unit="bytes",
+        ge=2**20,
     )
     update_weight_timeout_s: float = option(
         120.0, "Deadline of one update, from publishing to the last attestation.", unit="seconds", gt=0

@@ -1,0 +1,221 @@
+"""Options against each other: each refused pair names its flags, and its legal neighbours pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.config.conftest import faults_of, only
+from turnout.config import checks, load
+from turnout.config.checks import CHECKS
+
+EVAL = ["--eval-prompt-data", "held.jsonl"]
+
+REFUSED = [
+    (["--engine", "sglang"], "--engine", "not yet done"),
+    (["--schedule", "pipelined"], "--schedule", "not yet done: the pipelined schedule"),
+    (["--schedule", "async"], "--schedule", "not yet done: the async schedule"),
+    (["--update-weight-mode", "delta"], "--update-weight-mode", "not yet done"),
+    (["--update-weight-transport", "nccl"], "--update-weight-transport", "not yet done: updates by nccl"),
+    (["--no-num-rollout"], "--num-rollout", "no end"),
+    (["--global-batch-size", "7"], "--global-batch-size", "= 256 samples"),
+    (["--num-steps-per-rollout", "3"], "--num-steps-per-rollout", "= 256 samples"),
+    (["--global-batch-size", "64", "--num-steps-per-rollout", "2"], "--global-batch-size", "is not"),
+    (["--n-samples-per-prompt", "1"], "--n-samples-per-prompt", "every advantage is 0"),
+    (["--group-failure-policy", "survivors", "--min-group-size", "9"], "--min-group-size", "only"),
+    (["--rollout-top-p", "0.9"], "--rollout-top-p", "whole distribution"),
+    (["--rollout-top-k", "50"], "--rollout-top-k", "whole distribution"),
+    (["--rollout-min-p", "0.1"], "--rollout-min-p", "whole distribution"),
+    (["--rollout-temperature", "0"], "--rollout-temperature", "greater than 0"),
+    (["--rollout-temperature", "-1"], "--rollout-temperature", "greater than 0"),
+    (["--rollout-temperature", "nan"], "--rollout-temperature", "finite"),
+    (
+        ["--rollout-max-context-len", "1024", "--rollout-max-prompt-len", "1024"],
+        "--rollout-max-prompt-len",
+        "passes --rollout-max-context-len 1024 by 256 tokens",
+    ),
+    (["--rollout-min-response-len", "257"], "--rollout-min-response-len", "longer than"),
+    (["--max-tokens-per-gpu", "256"], "--max-tokens-per-gpu", "257 tokens"),
+    (["--engine-max-total-tokens", "200"], "--engine-max-total-tokens", "257 tokens"),
+    (["--engine-step-tokens", "63"], "--engine-step-tokens", "decodes one token a step"),
+    (["--custom-rm-path", "a.b"], "--custom-rm-path", "two rewards"),
+    (["--no-rm-type"], "--rm-type", "no reward"),
+    (["--no-rm-type", "--custom-rm-path", "reward"], "--custom-rm-path", "names no function"),
+    (["--no-rm-type", "--custom-rm-path", "a-b.c"], "--custom-rm-path", "names no function"),
+    (["--no-rm-type", "--custom-rm-path", "none.py:f"], "--custom-rm-path", "no file none.py"),
+    (["--eval-interval", "5"], "--eval-interval", "nothing to evaluate"),
+    (["--eval-num-prompts", "5"], "--eval-num-prompts", "nothing to evaluate"),
+    ([*EVAL, "--n-samples-per-eval-prompt", "4"], "--n-samples-per-eval-prompt", "equal"),
+    (["--eval-prompt-data", "train.jsonl"], "--eval-prompt-data", "no held-out"),
+    (["--kl-loss-coef", "0.1"], "--kl-loss-coef", "no KL term"),
+    (["--ref-load", "model"], "--ref-load", "nothing uses"),
+    (["--min-lr-ratio", "0.1"], "--min-lr-ratio", "no end value"),
+    (
+        ["--lr-decay-style", "cosine", "--no-num-rollout", "--num-epoch", "1"],
+        "--lr-decay-style",
+        "number of steps",
+    ),
+    (["--lr-warmup-iters", "10"], "--lr-warmup-iters", "only 10 optimizer steps"),
+    (["--deterministic", "--trainer-threads", "1"], "--engine-threads", "one thread"),
+    (
+        ["--deterministic", "--engine-threads", "1", "--trainer-threads", "2"],
+        "--trainer-threads",
+        "one thread",
+    ),
+    (["--save-interval", "2"], "--save-interval", "no folder"),
+    (["--hf-checkpoint", "/nowhere"], "--hf-checkpoint", "no such folder"),
+    (["--hf-checkpoint", "./nowhere"], "--hf-checkpoint", "no such folder"),
+    (["--hf-checkpoint", "train.jsonl"], "--hf-checkpoint", "is a file"),
+    (["--use-kl-loss", "--ref-load", "./nowhere"], "--ref-load", "no such folder"),
+    (["--hf-checkpoint", "empty"], "--hf-checkpoint", "no config.json"),
+    (["--prompt-data", "none.jsonl"], "--prompt-data", "no such file"),
+    (["--prompt-data", "s3://x/y.jsonl"], "--prompt-data", "no such file"),
+    (["--prompt-data", "x" * 5000], "--prompt-data", "no such file"),
+    (["--hf-checkpoint", "~nobody-of-this-name/x"], "--hf-checkpoint", "no such folder"),
+    (["--prompt-data", "model"], "--prompt-data", "is a folder"),
+    (["--prompt-data", "quick.yaml"], "--prompt-data", "files of this kind"),
+    (["--eval-prompt-data", "none.jsonl"], "--eval-prompt-data", "no such file"),
+    (["--save", "out", "--save-hf", "./x/../out/"], "--save-hf", "the same place as --save"),
+    (["--save", "model"], "--save", "the same place as --hf-checkpoint"),
+    (["--run-dir", "train.jsonl/../out", "--save", "out"], "--save", "the same place as --run-dir"),
+    (["--save", "quick.yaml"], "--save", "no folder"),
+    (["--save", ""], "--save", "empty"),
+    (["--run-dir", "old"], "--run-dir", "holds a run already"),
+]
+
+ACCEPTED = [
+    [],
+    ["--global-batch-size", "64"],
+    ["--num-steps-per-rollout", "4"],
+    ["--global-batch-size", "64", "--num-steps-per-rollout", "4"],
+    ["--num-epoch", "2"],
+    ["--no-num-rollout", "--num-epoch", "2"],
+    ["--rollout-max-response-len", "1024"],
+    ["--rollout-max-context-len", "1024"],
+    ["--rollout-max-context-len", "100"],
+    ["--rollout-max-context-len", "1280", "--rollout-max-prompt-len", "1024"],
+    ["--group-failure-policy", "survivors", "--min-group-size", "8"],
+    ["--min-group-size", "9"],
+    ["--no-rm-type", "--custom-rm-path", "package.module:reward"],
+    ["--no-rm-type", "--custom-rm-path", "package.module.reward"],
+    ["--no-rm-type", "--prompt-data", 'reasoning_gym:chain_sum:{"size": 5}'],
+    ["--prompt-data", "train.jsonl@[0:1]"],
+    [*EVAL, "--eval-interval", "5"],
+    [*EVAL, "--eval-temperature", "1", "--n-samples-per-eval-prompt", "4"],
+    [*EVAL, "--eval-num-prompts", "5"],
+    ["--use-kl-loss"],
+    ["--use-kl-loss", "--kl-loss-coef", "0.1", "--ref-load", "model"],
+    ["--lr-decay-style", "linear", "--lr-warmup-iters", "9", "--min-lr-ratio", "0.1"],
+    ["--deterministic", "--engine-threads", "1", "--trainer-threads", "1"],
+    ["--save", "ck", "--save-interval", "2", "--save-hf", "hf", "--run-dir", "out"],
+    ["--hf-checkpoint", "org/model-name"],
+    ["--hf-checkpoint", "smollm2-135m"],
+    ["--run-dir", "empty"],
+]
+
+
+@pytest.fixture
+def places(folder):
+    (folder / "old").mkdir()
+    (folder / "old" / "events.jsonl").write_text("")
+    (folder / "empty").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag", "said"), REFUSED, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+)
+def test_refused(write, places, argv, flag, said):
+    fault = only(write(), argv)
+    assert fault.where.split(" ")[0] == flag
+    assert said in fault.reason or said in fault.line()
+    assert fault.remedy or "finite" in said, "a fault without a remedy"
+
+
+@pytest.mark.parametrize("argv", ACCEPTED, ids=" ".join)
+def test_accepted(write, places, argv):
+    load(write(), argv)
+
+
+def test_a_bad_value_only_in_the_file_is_caught_after_all_layers(write):
+    path = write("rollout_top_p: 0.5\n")
+    assert only(path, []).where == "--rollout-top-p (quick.yaml:5)"
+    load(path, ["--rollout-top-p", "1"])
+
+
+def test_checks_go_on_where_other_options_are_faulty(write):
+    """n_samples_per_prompt is no number, so nothing that needs it is said, and the rest is."""
+    argv = [
+        "--n-samples-per-prompt",
+        "x",
+        "--global-batch-size",
+        "7",
+        "--schedule",
+        "async",
+        "--kl-loss-coef",
+        "1",
+    ]
+    flags = [fault.where for fault in faults_of(write(), argv)]
+    assert sorted(flags) == ["--kl-loss-coef", "--n-samples-per-prompt", "--schedule"]
+
+
+def test_the_nearest_divisors_are_told(write):
+    assert "nearest that do: 4, 8" in only(write(), ["--global-batch-size", "7"]).remedy
+
+
+def test_every_check_is_tripped_by_a_case(write, places, monkeypatch):
+    """A check that no case above trips would be untested."""
+    tripped: set[str] = set()
+
+    def watched(check):
+        def run(config):
+            for fault in check(config):
+                tripped.add(check.__name__)
+                yield fault
+
+        return run
+
+    monkeypatch.setattr(checks, "CHECKS", tuple(watched(check) for check in checks.CHECKS))
+    names = {check.__name__ for check in CHECKS}
+    for argv, _, _ in REFUSED:
+        faults_of(write(), argv)
+    assert tripped == names
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        ([], "samples_per_rollout", 256),
+        ([], "inner_steps", 1),
+        ([], "optimizer_samples", 256),
+        (["--global-batch-size", "64"], "inner_steps", 4),
+        (["--num-steps-per-rollout", "8"], "optimizer_samples", 32),
+        ([], "prompt_limit", None),
+        (["--rollout-max-context-len", "1024"], "prompt_limit", 1023),
+        (["--rollout-max-prompt-len", "9"], "prompt_limit", 9),
+        ([], "eval_response_limit", 256),
+        ([*EVAL, "--eval-max-response-len", "16"], "eval_response_limit", 16),
+        ([], "clip_range", (0.2, 0.2)),
+        (["--eps-clip-high", "0.28"], "clip_range", (0.2, 0.28)),
+        (["--label-key", "y"], "eval_keys", ("input", "y")),
+        (
+            ["--label-key", "y", *EVAL, "--eval-input-key", "q", "--eval-label-key", "a"],
+            "eval_keys",
+            ("q", "a"),
+        ),
+        ([], "reward", "exact"),
+        (["--no-rm-type", "--prompt-data", "reasoning_gym:x"], "reward", "reasoning_gym"),
+        (["--no-rm-type", "--custom-rm-path", "a.b"], "reward", "a.b"),
+        ([], "min_group", 8),
+        (["--group-failure-policy", "survivors"], "min_group", 2),
+        ([], "filtered_limit", 128),
+    ],
+)
+def test_derived_values(write, argv, name, value):
+    assert getattr(load(write(), argv), name) == value
+
+
+def test_threads_follow_the_machine_unless_given(write):
+    config = load(write(), ["--rollout-num-engines", "3"])
+    assert config.engine_thread_count(8) == 2 and config.engine_thread_count(2) == 1
+    assert config.trainer_thread_count(8) == 8
+    given = load(write(), ["--engine-threads", "1", "--trainer-threads", "4"])
+    assert (given.engine_thread_count(8), given.trainer_thread_count(8)) == (1, 4)

@@ -1,0 +1,273 @@
+"""Every rule of the audit finds the violation that is planted for it, and is silent on a right log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from turnout.core.events import (
+    EngineLost,
+    EngineReady,
+    GroupCompleted,
+    GroupDropped,
+    GroupTaken,
+    GroupTrained,
+    RunEnded,
+    RunStarted,
+    StepTrained,
+    VersionAborted,
+    VersionAttested,
+    VersionCommitted,
+    VersionPublished,
+)
+from turnout.observe.audit import MAX_DETAILS, RULES, audit, count_groups
+
+ENGINES = ["engine-0", "engine-1"]
+
+
+def root(counter: int) -> str:
+    return f"{counter:032x}"[::-1]
+
+
+def label(counter: int) -> str:
+    return f"v{counter:06d}-{root(counter)[:16]}"
+
+
+def group(name: str, step: int, version: int) -> list:
+    return [
+        GroupTaken(name, f"p-{name}", step),
+        GroupCompleted(name, [[3, 3, 3, 3], [5, 5, 5, 5]], [label(version)], [0.0, 1.0]),
+    ]
+
+
+def step(number: int) -> list:
+    """Step `number` (from 0) trains two groups with version `number` and makes the next one."""
+    names = [f"g{number}a", f"g{number}b"]
+    made = number + 1
+    return [
+        *group(names[0], number, number),
+        *group(names[1], number, number),
+        GroupTaken(f"g{number}x", "p", number),
+        GroupDropped(f"g{number}x", "reward timed out"),
+        *(GroupTrained(name, number, [label(number)], 0) for name in names),
+        StepTrained(number, 2, 16, 1),
+        VersionPublished(label(made), 1, made, root(made), made, 1000, ENGINES),
+        *(VersionAttested(engine, label(made), root(made), "memory") for engine in ENGINES),
+        VersionCommitted(label(made)),
+    ]
+
+
+def good(steps: int = 3) -> list:
+    return [
+        RunStarted("run", 1, 7, "sync", 0),
+        *(EngineReady(engine, "http://x", 1, label(0)) for engine in ENGINES),
+        *(event for number in range(steps) for event in step(number)),
+        RunEnded("ok", "", []),
+    ]
+
+
+def find(log: list, kind: type, at: int = 0) -> int:
+    return [index for index, event in enumerate(log) if isinstance(event, kind)][at]
+
+
+def changed(log: list, kind: type, at: int = 0, **fields) -> list:
+    index = find(log, kind, at)
+    return [*log[:index], replace(log[index], **fields), *log[index + 1 :]]
+
+
+def without(log: list, kind: type, at: int = 0) -> list:
+    index = find(log, kind, at)
+    return log[:index] + log[index + 1 :]
+
+
+def inserted(log: list, kind: type, *events, at: int = 0) -> list:
+    """`events` before the `at`-th event of a kind."""
+    index = find(log, kind, at)
+    return [*log[:index], *events, *log[index:]]
+
+
+def died(log: list) -> list:
+    """The log of a run that was killed before its first train step."""
+    return log[: find(log, GroupTrained)]
+
+
+PLANTED = [
+    ("log_opens_and_closes_once", lambda log: log[1:], "not RunStarted"),
+    ("log_opens_and_closes_once", lambda log: [*log, GroupTaken("late", "p", 9)], "follow RunEnded"),
+    ("log_opens_and_closes_once", lambda log: [log[0], *log], "stands 2 times"),
+    ("each_group_ends_once", lambda log: without(log, GroupTrained), "g0a is lost"),
+    ("each_group_ends_once", lambda log: without(log, GroupDropped), "g0x is lost"),
+    ("each_group_ends_once", lambda log: inserted(log, RunEnded, GroupDropped("g0a", "x")), "ended 2 times"),
+    ("each_group_ends_once", lambda log: inserted(log, RunEnded, GroupDropped("ghost", "x")), "never taken"),
+    ("each_group_ends_once", lambda log: inserted(log, RunEnded, GroupTaken("g0a", "p", 0)), "taken twice"),
+    (
+        "each_group_ends_once",
+        lambda log: inserted(log, StepTrained, log[find(log, GroupTrained)]),
+        "trained, trained",
+    ),
+    ("trained_groups_were_completed", lambda log: without(log, GroupCompleted), "before it was complete"),
+    (
+        "trained_groups_were_completed",
+        lambda log: inserted(log, GroupTaken, *group("ghost", 0, 0)[1:]),
+        "without being taken",
+    ),
+    (
+        "trained_groups_were_completed",
+        lambda log: inserted(log, StepTrained, log[find(log, GroupCompleted)]),
+        "completed twice",
+    ),
+    ("lengths_agree", lambda log: changed(log, GroupCompleted, lengths=[[3, 3, 2, 3], [1] * 4]), "member 0"),
+    ("lengths_agree", lambda log: changed(log, GroupCompleted, lengths=[[3] * 4, [1] * 3]), "member 1"),
+    ("lengths_agree", lambda log: changed(log, GroupCompleted, rewards=[1.0]), "2 members but 1 rewards"),
+    (
+        "steps_account_for_groups",
+        lambda log: changed(log, StepTrained, groups=3),
+        "7 groups by their own count",
+    ),
+    ("steps_account_for_groups", lambda log: without(log, StepTrained), "by their own count"),
+    ("steps_account_for_groups", lambda log: changed(log, StepTrained, 1, step=0), "was trained 2 times"),
+    (
+        "engines_start_with_one_version",
+        lambda log: changed(log, EngineReady, 1, version="default"),
+        "engine-1 became ready with default",
+    ),
+    (
+        "tokens_are_of_committed_versions",
+        lambda log: changed(log, GroupTrained, versions=[label(0), label(7)]),
+        "trained with",
+    ),
+    (
+        "tokens_are_of_committed_versions",
+        lambda log: changed(log, GroupCompleted, 2, versions=[label(2)]),
+        "completed with",
+    ),
+    ("lag_is_bounded", lambda log: changed(log, GroupTrained, lag=1), "bound is 0"),
+    ("lag_is_bounded", lambda log: changed(log, GroupTrained, lag=-1), "bound is 0"),
+    ("lag_is_bounded", lambda log: changed(log, GroupTrained, 4, versions=[label(1)]), "make it 1"),
+    (
+        "sync_trains_the_current_version",
+        lambda log: changed(log, GroupTrained, 4, versions=[label(1)]),
+        "current is",
+    ),
+    ("commits_are_attested", lambda log: without(log, VersionAttested), "without the proof of engine-0"),
+    (
+        "commits_are_attested",
+        lambda log: changed(log, VersionAttested, root=root(9)),
+        "without the proof of engine-0",
+    ),
+    (
+        "commits_are_attested",
+        lambda log: changed(log, VersionAttested, 1, level="label"),
+        "proof of engine-1",
+    ),
+    ("commits_are_attested", lambda log: changed(log, VersionPublished, required=[]), "without any required"),
+    ("commits_are_attested", lambda log: without(log, VersionPublished), "never published"),
+    (
+        "commits_are_attested",  # the proof comes too late
+        lambda log: inserted(without(log, VersionAttested, 1), RunEnded, log[find(log, VersionAttested, 1)]),
+        "proof of engine-1",
+    ),
+    (
+        "commits_are_attested",  # the proof is older than the version: of an abandoned one with its label
+        lambda log: inserted(without(log, VersionAttested), GroupTaken, log[find(log, VersionAttested)]),
+        "proof of engine-0",
+    ),
+    ("counters_only_rise", lambda log: changed(log, VersionPublished, 1, counter=1), "counter 1 after 1"),
+    ("counters_only_rise", lambda log: changed(log, VersionPublished, root=root(9)), "does not name"),
+    (
+        "counters_only_rise",
+        lambda log: changed(log, VersionPublished, counter=0, version=f"v000000-{root(1)[:16]}"),
+        "counter 0 after 0",
+    ),
+    (
+        "versions_end_once",
+        lambda log: inserted(log, RunEnded, VersionCommitted(label(1))),
+        "committed, then committed",
+    ),
+    (
+        "versions_end_once",
+        lambda log: inserted(log, VersionCommitted, VersionAborted(label(1), "x")),
+        "aborted, then committed",
+    ),
+    ("sync_commits_every_step", lambda log: without(log, VersionCommitted), "before the version of step 0"),
+    (
+        "sync_commits_every_step",
+        lambda log: without(log, VersionCommitted, 2),
+        "ended without the version of step 2",
+    ),
+    (
+        "sync_commits_every_step",
+        lambda log: inserted(log, RunEnded, VersionCommitted(label(9))),
+        "without a train step",
+    ),
+    ("nothing_is_left_over", lambda log: changed(log, RunEnded, leftovers=["process 17"]), "process 17"),
+]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_right_log_passes_every_rule(steps):
+    report = audit(good(steps))
+    assert report.failed == [] and report.ok
+    assert report.passed == [rule.__name__ for rule in RULES]
+
+
+@pytest.mark.parametrize(("rule", "plant", "said"), PLANTED)
+def test_a_planted_violation_is_found_by_its_rule(rule, plant, said):
+    report = audit(plant(good()))
+    assert any(name == rule and said in detail for name, detail in report.failed), report.failed
+    assert rule not in report.passed
+
+
+def test_every_rule_has_a_planted_violation():
+    assert {rule for rule, _, _ in PLANTED} == {rule.__name__ for rule in RULES}
+
+
+def test_every_rule_names_its_invariant():
+    for rule in RULES:
+        assert rule.__doc__ and ("nvariant" in rule.__doc__ or rule.__name__.startswith("log_")), (
+            rule.__name__
+        )
+
+
+def test_a_run_that_died_has_open_groups_but_no_lost_ones():
+    log = died(good())
+    assert audit(log).ok
+    counts = count_groups(log)
+    assert (counts.taken, counts.open, counts.lost) == (3, 2, 0)
+    ended = [*log, EngineLost("engine-0", "rollout", label(0), "killed"), RunEnded("failed", "engine-0", [])]
+    assert audit(ended).ok and count_groups(ended).open == 2
+    lost = [*log, RunEnded("ok", "", [])]
+    assert audit(lost).failed_rules == ["each_group_ends_once"]
+    assert count_groups(lost).lost == 2
+
+
+def test_an_update_that_failed_is_no_violation_where_the_run_says_so():
+    log = good(1)
+    cut = find(log, VersionAttested)
+    told = [*log[:cut], VersionAborted(label(1), "engine-1 refused"), RunEnded("failed", "update", [])]
+    assert audit(told).ok
+    silent = [*log[:cut], VersionAborted(label(1), "engine-1 refused"), RunEnded("ok", "", [])]
+    assert audit(silent).failed_rules == ["sync_commits_every_step"]
+
+
+def test_counts_of_a_whole_run():
+    counts = count_groups(good())
+    assert (counts.taken, counts.trained, counts.dropped, counts.lost, counts.open) == (9, 6, 3, 0, 0)
+
+
+def test_lag_is_allowed_up_to_the_bound_outside_sync():
+    log = changed(good(), RunStarted, schedule="pipelined", max_lag=1)
+    assert audit(changed(log, GroupTrained, 4, versions=[label(1)], lag=1)).ok
+    assert audit(changed(log, GroupTrained, 4, versions=[label(0)], lag=2)).failed_rules == ["lag_is_bounded"]
+
+
+def test_many_violations_are_cut():
+    log = [GroupDropped(f"g{i}", "x") for i in range(100)]
+    report = audit(log)
+    details = [detail for rule, detail in report.failed if rule == "each_group_ends_once"]
+    assert len(details) == MAX_DETAILS + 1 and details[-1] == f"and {100 - MAX_DETAILS} more"
+
+
+def test_an_empty_log_is_no_run():
+    assert audit([]).failed_rules == ["log_opens_and_closes_once"]

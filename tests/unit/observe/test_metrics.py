@@ -1,0 +1,65 @@
+"""metrics.jsonl and TensorBoard."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from turnout.core.errors import DataError
+from turnout.observe.metrics import REWARD, MetricsLog, read_metrics, repeatable
+
+
+def test_rows_are_read_back_and_numbers_that_are_not_finite_are_null_and_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        log.write(1, {REWARD: 0.5, "seconds/train": 1.25, "b": math.nan, "a": math.inf, "n": 3})
+        log.write(2, {"b": math.nan})
+        assert log.nonfinite == {"a": 1, "b": 2}
+    assert read_metrics(path) == [
+        (1, {"a": None, "b": None, "n": 3.0, REWARD: 0.5, "seconds/train": 1.25}),
+        (2, {"b": None}),
+    ]
+    assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
+
+
+def test_the_order_in_which_values_are_given_does_not_show(tmp_path):
+    texts = []
+    for name, values in (("a", {"x": 1, "y": 2}), ("b", {"y": 2, "x": 1})):
+        with MetricsLog(tmp_path / name) as log:
+            log.write(1, values)
+        texts.append((tmp_path / name).read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_timings_are_apart_from_what_repeats():
+    assert repeatable({"seconds/train": 1.0, "rollout/seconds": 2.0, "x": None}) == {
+        "rollout/seconds": 2.0,
+        "x": None,
+    }
+
+
+def test_a_torn_last_row_is_left_out_and_a_bad_one_is_told(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "a": 2}\n{"step": 2, "a"')
+    assert read_metrics(path) == [(1, {"a": 2})]
+    for bad in ("[]", "{}", "x", "3"):
+        path.write_text(f'{{"step": 1}}\n{bad}\n')
+        with pytest.raises(DataError, match=r"m\.jsonl:2"):
+            read_metrics(path)
+
+
+def test_tensorboard_gets_the_finite_numbers(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter  # noqa: F401  the package is there
+
+    with MetricsLog(tmp_path / "m.jsonl", tmp_path / "board") as log:
+        log.write(3, {"a": 0.25, "b": math.nan})
+    (file,) = (tmp_path / "board").iterdir()
+    data, found, at = file.read_bytes(), [], 0
+    while at < len(data):  # TFRecord: length (8 bytes), its checksum (4), payload, its checksum (4)
+        length = int.from_bytes(data[at : at + 8], "little")
+        event = Event.FromString(data[at + 12 : at + 12 + length])
+        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+        at += 16 + length
+    assert found == [(3, "a", 0.25)]
