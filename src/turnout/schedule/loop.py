@@ -28,13 +28,15 @@ from turnout.schedule.phases import Phases
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The groups of one step and what the trainer gets of them. `last` says that no prompt is left."""
+    """The groups of one step and what the trainer gets of them. `short` says why there are fewer groups than
+    asked (empty: there are not), `last` that no prompt is left."""
 
     step: int
     groups: list[RolloutGroup]
     train: TrainBatch
     failed: int
     filtered: int
+    short: str
     last: bool
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from turnout.core.ports import Clock
+
+
+@dataclass
+class Span:
+    """One passage through a phase; `seconds` is set at its end."""
+
+    seconds: float = 0.0
 
 
 class Phases:
@@ -17,13 +25,14 @@ class Phases:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: str) -> Iterator[Span]:
         self.current = name
-        started = self._clock.now()
+        span, started = Span(), self._clock.now()
         try:
-            yield
+            yield span
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock.now() - started
+            span.seconds = self._clock.now() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + span.seconds
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""

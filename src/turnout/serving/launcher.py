@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class EngineLaunch:
     threads: int
     folder: Path
     start_deadline_s: float
+    token: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,10 +48,10 @@ class Engine:
     def engine_id(self) -> str:
         return self.client.engine_id
 
-    async def dies(self, phase: str) -> EngineDead:
-        """Waits for the process to end; the error to raise then."""
+    async def dies(self, phase: Callable[[], str]) -> EngineDead:
+        """Waits for the process to end; the error to raise then. `phase` is asked at that moment."""
         how = await self.process.ended()
-        return EngineDead(self.engine_id, phase, self.client.version, how)
+        return EngineDead(self.engine_id, phase(), self.client.version, how)
 
     async def stop(self) -> None:
         await self.client.close()
@@ -70,9 +72,8 @@ async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
     )
     try:
         await _appears(process, ready, spec, clock)
-        client = EngineClient(
-            spec.engine_id, parse_address(json.loads(ready.read_text())["url"], "engine"), clock
-        )
+        address = parse_address(json.loads(ready.read_text())["url"], "engine")
+        client = EngineClient(spec.engine_id, address, clock, spec.token)
     except BaseException:
         await process.stop(STOP_GRACE_S)
         raise

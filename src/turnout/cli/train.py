@@ -1,0 +1,80 @@
+"""`turnout train RUN.yaml [--option value ...]`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from turnout.config.load import dump, load
+from turnout.config.run_config import RunConfig
+from turnout.config.rundir import RunPaths, make_run_dir
+from turnout.core.errors import TurnoutError
+
+TERMINATED = 143
+
+
+def command(argv: list[str]) -> int:
+    """Runs one training run; the exit status. The first word may be a YAML or JSON file."""
+    file = Path(argv[0]) if argv and not argv[0].startswith("-") else None
+    config = load(file, argv[1:] if file is not None else argv)
+    _prepare_process(config)
+    from turnout.placement.real import DiskStore, RealClock
+    from turnout.schedule.session import Session, load_inputs
+    from turnout.train.model_zoo import resolve_checkpoint
+
+    model = resolve_checkpoint(config.hf_checkpoint)
+    inputs = load_inputs(config, model)
+    files = DiskStore()
+    paths = make_run_dir(config)
+    files.publish_file(paths.config, dump(config).encode())
+    session = Session(config, paths, RealClock(), files)
+    try:
+        status = asyncio.run(_run(session, inputs, config, paths))
+    finally:
+        _finish(config, paths, session)
+    return status
+
+
+async def _run(session: object, inputs: object, config: RunConfig, paths: RunPaths) -> int:
+    from turnout.observe.panel import Panel
+    from turnout.placement.real import RealClock
+    from turnout.schedule.session import RunInputs, Session
+
+    assert isinstance(session, Session) and isinstance(inputs, RunInputs)
+    panel = Panel(config.panel, RealClock())
+    panel.say(f"run {paths.root}")
+    task = asyncio.ensure_future(session.run(inputs, panel))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        print("turnout: terminated", file=sys.stderr)
+        return TERMINATED
+    return 0
+
+
+def _finish(config: RunConfig, paths: RunPaths, session: object) -> None:
+    from turnout.placement.real import DiskStore
+    from turnout.schedule.finish import finish, show
+    from turnout.schedule.session import Session
+
+    assert isinstance(session, Session)
+    summary = finish(config, paths, session.outcome, DiskStore())
+    if session.outcome.status == "finished":
+        show(config, paths, session.outcome, summary)
+        if not summary.audit.ok:
+            raise TurnoutError(f"the audit of the run failed: {summary.audit.failed[0]}")
+
+
+def _prepare_process(config: RunConfig) -> None:
+    """Before torch is loaded: threads of this process, and pools that give the cores back while they wait."""
+    from turnout.schedule.wiring import cpu_count
+
+    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    os.environ["OMP_NUM_THREADS"] = str(config.trainer_thread_count(cpu_count()))
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

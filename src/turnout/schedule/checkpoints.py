@@ -1,0 +1,92 @@
+"""Checkpoints of a run: the trainer's whole state, the place in the data, the version; and the final HF export.
+
+    <save>/step_000010/            trainer state, then state.json; the folder appears whole or not at all
+    <save_hf>/                     the last committed version as an ordinary Hugging Face checkpoint
+
+Promises: a checkpoint is complete or absent; the two newest stay, older ones go only after a newer is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from turnout.core.ports import Store
+from turnout.core.version import WeightVersion
+from turnout.schedule.parts import TrainerThread
+from turnout.weights.manifest import DONE, MANIFEST
+
+KEPT = 2
+_FOLDER = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """`folder` None saves nothing; `interval` None saves after the last step only."""
+
+    folder: Path | None
+    interval: int | None
+    hf_folder: Path | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands besides the trainer: the next ordinal of the source, and the current version with
+    its folder (None while it is the base)."""
+
+    position: int
+    version: WeightVersion
+    folder: Path | None
+
+
+class RunCheckpoints:
+    """Checkpoints of the loop. `place` is asked when one is due."""
+
+    def __init__(
+        self, plan: SavePlan, files: Store, trainer: TrainerThread, place: Callable[[], Place]
+    ) -> None:
+        self._plan, self._files, self._trainer, self._place = plan, files, trainer, place
+
+    async def save_if_due(self, steps_done: int, last: bool) -> None:
+        plan = self._plan
+        due = last or (plan.interval is not None and steps_done % plan.interval == 0)
+        if due and plan.folder is not None:
+            await self._save(plan.folder, steps_done)
+        if last and plan.hf_folder is not None:
+            await asyncio.to_thread(self._export, plan.hf_folder)
+
+    async def _save(self, folder: Path, steps_done: int) -> None:
+        place = self._place()
+        folder.mkdir(parents=True, exist_ok=True)
+        staged = folder / f"step_{steps_done:06d}.tmp-{uuid.uuid4().hex}"
+        staged.mkdir()
+        try:
+            await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
+            state = {
+                "format": 1,
+                "step": steps_done,
+                "position": place.position,
+                "version": asdict(place.version),
+            }
+            (staged / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+            await asyncio.to_thread(self._files.publish_folder, staged, folder / f"step_{steps_done:06d}")
+        finally:
+            if staged.exists():
+                self._files.remove_tree(staged)
+        names = [name for name in self._files.names(folder) if _FOLDER.fullmatch(name)]
+        for name in sorted(names, key=lambda n: int(n.split("_")[1]))[:-KEPT]:
+            self._files.remove_tree(folder / name)
+
+    def _export(self, target: Path) -> None:
+        source = self._place().folder
+        if source is None:
+            return
+        staged = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
+        shutil.copytree(source, staged, ignore=shutil.ignore_patterns(MANIFEST, DONE))
+        self._files.publish_folder(staged, target)

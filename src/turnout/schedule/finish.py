@@ -1,0 +1,112 @@
+"""After a run: audit its events, write summary.json and plots, show completions before and after."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from turnout.config.run_config import RunConfig
+from turnout.config.rundir import RunPaths
+from turnout.core.ports import Store
+from turnout.observe.audit import audit, count_groups
+from turnout.observe.eventlog import read_events
+from turnout.observe.metrics import read_metrics
+from turnout.observe.plots import write_plots
+from turnout.observe.samples import SampleRow, print_samples
+from turnout.observe.summary import EvalScore, RunSummary, wilson_interval, write_summary
+from turnout.rollout.evaluate import EvalPoint
+from turnout.schedule.evaluations import EvalRuns
+from turnout.schedule.session import BASELINE, HELD_OUT, SAMPLED, RunOutcome
+
+
+def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store) -> RunSummary:
+    """Audits and writes; called once, however the run ended."""
+    events = [event for _, event in read_events(paths.events)]
+    mismatch = outcome.curves.mismatch
+    before, after = _points(outcome.evals, HELD_OUT)
+    extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed}
+    for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
+        first, last = _points(outcome.evals, name)
+        extra |= {f"{key}_before": _json(first)} | ({f"{key}_after": _json(last)} if name == SAMPLED else {})
+    summary = RunSummary(
+        status=outcome.status,
+        rewards=outcome.curves.rewards,
+        seconds_total=outcome.seconds_total,
+        seconds_training=outcome.seconds_training,
+        weight_versions_committed=outcome.versions_committed,
+        groups=count_groups(events),
+        audit=audit(events),
+        eval_before=before,
+        eval_after=after,
+        mismatch_mean_abs_logprob=sum(mismatch) / len(mismatch) if mismatch else None,
+        extra=extra,
+    )
+    write_summary(files, paths.summary, summary)
+    if config.plots and outcome.curves.rewards:
+        write_plots(read_metrics(paths.metrics), paths.plots, config.run_name or "run")
+    return summary
+
+
+def show(config: RunConfig, paths: RunPaths, outcome: RunOutcome, summary: RunSummary) -> None:
+    """What a person wants to know at the end, on stdout."""
+    console = Console()
+    if outcome.evals is not None:
+        print_samples(_sample_rows(outcome.evals, config.before_after_samples), console)
+    row = summary.to_json()
+    lines = [
+        f"reward       {_number(row['reward_first'])} -> {_number(row['reward_last'])} over {row['steps']} steps"
+    ]
+    if summary.eval_before is not None and summary.eval_after is not None:
+        lines.append(f"held-out     {_score(summary.eval_before)} -> {_score(summary.eval_after)}")
+    lines += [
+        f"time         {outcome.seconds_training:.0f} s of training, {outcome.seconds_total:.0f} s in all",
+        f"audit        {row['audit']['passed']} rules passed, {row['audit']['failed']} failed",
+        *(f"             {detail}" for detail in row["audit"]["details"]),
+        f"checkpoint   {outcome.final_folder or 'none'}",
+        f"run          {paths.root} (summary.json, metrics.jsonl, events.jsonl"
+        + (", plots/plots.png)" if config.plots else ")"),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _points(evals: EvalRuns | None, name: str) -> tuple[EvalScore | None, EvalScore | None]:
+    if evals is None:
+        return None, None
+    first, last = evals.first_and_last(name)
+    return _eval_score(first), _eval_score(last)
+
+
+def _eval_score(point: EvalPoint | None) -> EvalScore | None:
+    if point is None:
+        return None
+    low, high = wilson_interval(min(max(point.score, 0.0), 1.0) * point.items, point.items)
+    return EvalScore(point.score, low, high, point.items, point.failed)
+
+
+def _json(score: EvalScore | None) -> dict[str, float | int] | None:
+    return None if score is None else dict(vars(score))
+
+
+def _sample_rows(evals: EvalRuns, count: int) -> list[SampleRow]:
+    first, last = evals.first_and_last(HELD_OUT)
+    if first is None or last is None:
+        return []
+    return [
+        SampleRow(
+            before.prompt.text,
+            str(before.prompt.label),
+            before.text,
+            after.text,
+            before.reward,
+            after.reward,
+        )
+        for before, after in list(zip(first.samples, last.samples))[:count]
+    ]
+
+
+def _score(score: EvalScore) -> str:
+    return f"{score.score:.3f} [{score.low:.3f}, {score.high:.3f}]"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,153 @@
+"""What a run tells of itself while it goes: one metrics row and one StepTrained event per step, the panel.
+
+Owns the curves that the panel and the summary show. Keys that begin with `seconds/` are timings; every other
+number is the same in two deterministic runs of the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from turnout.core.events import StepTrained
+from turnout.core.ports import Clock, EventSink
+from turnout.core.types import Finish
+from turnout.core.version import WeightVersion
+from turnout.observe.metrics import EVAL_SCORE, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS, MetricsLog
+from turnout.observe.panel import Panel
+from turnout.observe.run_view import EngineView, RunView
+from turnout.schedule.loop import StepBatch
+from turnout.schedule.phases import Phases
+
+RECENT_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the reporter asks when it draws: engines with their versions, and (step, score) of evaluations."""
+
+    engines: Callable[[], tuple[EngineView, ...]]
+    evals: Callable[[], tuple[tuple[int, float], ...]]
+
+
+@dataclass
+class Curves:
+    """Numbers of every step so far."""
+
+    rewards: list[float] = field(default_factory=list)
+    mismatch: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class RunReporter:
+    """The loop's reporter."""
+
+    def __init__(
+        self, events: EventSink, metrics: MetricsLog, panel: Panel, phases: Phases, clock: Clock
+    ) -> None:
+        self._events, self._metrics, self._panel, self._phases, self._clock = (
+            events,
+            metrics,
+            panel,
+            phases,
+            clock,
+        )
+        self.curves = Curves()
+        self._sources = Sources(lambda: (), lambda: ())
+        self._started, self._step_started = clock.now(), clock.now()
+        self._view = RunView("")
+        self._told_evals = 0
+
+    def open(self, run_name: str, steps: int | None, sources: Sources) -> None:
+        """Begins to draw; the clock of the first step starts with `step_begins`."""
+        self._sources = sources
+        self._view = RunView(run_name, steps=steps)
+        self.tick()
+
+    def step_begins(self) -> None:
+        self._phases.take()
+        self._step_started = self._clock.now()
+
+    def step(self, batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> None:
+        """Called once a step, after its version was committed."""
+        seconds = self._phases.take()
+        now = self._clock.now()
+        total, self._step_started = now - self._step_started - seconds.get("evaluate", 0.0), now
+        row = step_row(batch, metrics, version)
+        row |= {SECONDS + name: value for name, value in seconds.items()} | {SECONDS + "step": total}
+        self._events.emit(
+            StepTrained(
+                batch.step, len(batch.groups), int(metrics["tokens"]), int(metrics["optimizer_steps"])
+            )
+        )
+        self._metrics.write(batch.step + 1, row)
+        self.curves.rewards.append(row[REWARD])
+        self.curves.mismatch.append(row[MISMATCH])
+        self.curves.seconds.append(total)
+        recent = self.curves.seconds[-RECENT_STEPS:]
+        self._view = RunView(
+            run_name=self._view.run_name,
+            step=batch.step + 1,
+            steps=self._view.steps,
+            version=version.label,
+            tokens_per_second=row["tokens/response"] / seconds["rollout"] if seconds.get("rollout") else None,
+            response_len=row[RESPONSE_LEN],
+            mismatch=row[MISMATCH],
+            phase_seconds=tuple((name, seconds.get(name, 0.0)) for name in PHASES),
+            seconds_per_step=sum(recent) / len(recent),
+        )
+        self.tick()
+        if batch.short:
+            self.say(f"step {batch.step + 1}: {len(batch.groups)} groups only: {batch.short}")
+
+    def tick(self) -> None:
+        """Draws what is known now."""
+        evals = self._sources.evals()
+        for step, score in evals[self._told_evals :]:
+            self._metrics.write(step, {EVAL_SCORE: score})
+            if not self._panel.live:
+                self.say(f"step {step}: evaluation {score:.3f}")
+        self._told_evals = len(evals)
+        self._panel.update(
+            RunView(
+                **{
+                    **self._view.__dict__,
+                    "phase": self._phases.current,
+                    "rewards": tuple(self.curves.rewards),
+                    "evals": evals,
+                    "engines": self._sources.engines(),
+                    "seconds_elapsed": self._clock.now() - self._started,
+                }
+            )
+        )
+
+    def say(self, text: str) -> None:
+        self._panel.say(text)
+
+
+def step_row(batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> dict[str, float]:
+    """The metrics row of a step: rollout numbers from the batch, the trainer's own under train/."""
+    members = [t for group in batch.groups for t in group.trajectories]
+    lengths = [len(t.response_ids) for t in members]
+    rewards = [reward for group in batch.groups for reward in group.rewards]
+    equal = sum(max(group.rewards) == min(group.rewards) for group in batch.groups)
+    row = {
+        REWARD: sum(rewards) / len(rewards),
+        RESPONSE_LEN: sum(lengths) / len(lengths),
+        "rollout/truncated_share": sum(t.finish is Finish.LENGTH for t in members) / len(members),
+        "rollout/groups": len(batch.groups),
+        "rollout/groups_of_equal_reward": equal,
+        "rollout/groups_failed": batch.failed,
+        "rollout/groups_filtered": batch.filtered,
+        "tokens/response": sum(lengths),
+        "tokens/prompt": sum(len(group.prompt.token_ids) for group in batch.groups),
+        "optimizer_steps": metrics["optimizer_steps"],
+        "weight_version": version.counter,
+        MISMATCH: metrics["mismatch_mean"],
+    }
+    for name, value in metrics.items():
+        if name.startswith("seconds_"):
+            row[f"{SECONDS}train_{name.removeprefix('seconds_')}"] = value
+        elif name not in ("step", "optimizer_steps", "mismatch_mean"):
+            row[f"train/{name}"] = value
+    return row

@@ -1,0 +1,307 @@
+"""Wires one run: folder, data, engines, trainer, weights, loop; and takes it all down again.
+
+Order: everything that can be refused is checked before anything is started; engines and trainer start side by
+side; the version that the engines loaded is attested before the first prompt is taken. Promises: an engine that
+dies ends the run with its id, the phase and its last version; after the run, however it ended, no process of it
+is left, and events.jsonl, metrics.jsonl and summary.json tell what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turnout.config.run_config import RunConfig
+from turnout.config.rundir import RunPaths
+from turnout.core.errors import EngineDead, TurnoutError
+from turnout.core.events import EngineLost, EngineReady, RunEnded, RunStarted
+from turnout.core.ports import Clock, Store
+from turnout.core.rng import SeedTree
+from turnout.core.types import Prompt
+from turnout.core.version import WeightVersion
+from turnout.observe.eventlog import EventLog
+from turnout.observe.metrics import MetricsLog
+from turnout.observe.panel import Panel
+from turnout.observe.run_view import EngineView
+from turnout.rollout.book import GroupBook
+from turnout.rollout.collect import Collector
+from turnout.rollout.evaluate import EvalSet
+from turnout.rollout.prompts import load_prompts
+from turnout.rollout.rewards import RewardRunner, load_reward
+from turnout.rollout.source import PromptSource
+from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
+from turnout.rollout.worker import Generator
+from turnout.schedule import wiring
+from turnout.schedule.checkpoints import Place, RunCheckpoints, SavePlan
+from turnout.schedule.evaluations import EvalPlan, EvalRuns
+from turnout.schedule.lag import LagGate
+from turnout.schedule.loop import Parts, run_loop
+from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightUpdates
+from turnout.schedule.phases import Phases
+from turnout.schedule.reporter import Curves, RunReporter, Sources
+from turnout.schedule.schedule import SCHEDULES
+from turnout.serving.launcher import Engine, launch
+from turnout.transfer.disk import DiskUpdater
+from turnout.weights.digest import root_of
+from turnout.weights.store import WeightStore
+
+log = logging.getLogger(__name__)
+ATTEST_DEADLINE_S = 60.0
+LAST_WORDS_S = 2.0
+TICK_S = 0.5
+INCARNATION = 0
+HELD_OUT, SAMPLED, BASELINE = "held-out", "held-out, sampled", "baseline"
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What was loaded and checked before anything started. `steps` is None where only the data's end is known."""
+
+    model: Path
+    tokenizer: HubTokenizer
+    source: PromptSource
+    evals: EvalPlan
+    steps: int | None
+
+
+@dataclass
+class RunOutcome:
+    """What a run came to, for the summary; filled as it goes."""
+
+    status: str = "failed"
+    reason: str = ""
+    seconds_total: float = 0.0
+    seconds_training: float = 0.0
+    versions_committed: int = 0
+    steps_done: int = 0
+    curves: Curves = field(default_factory=Curves)
+    evals: EvalRuns | None = None
+    final_folder: Path | None = None
+
+
+def load_inputs(config: RunConfig, model: Path) -> RunInputs:
+    """Tokenizer, prompts and held-out prompts; raises UserError with what is wrong in them."""
+    tokenizer = load_tokenizer(model)
+    prompts = load_prompts(wiring.train_data(config), tokenizer)
+    source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
+    steps = config.num_rollout
+    if source.total is not None:
+        by_data = -(-source.total // config.rollout_batch_size)
+        steps = by_data if steps is None else min(steps, by_data)
+    return RunInputs(model, tokenizer, source, _eval_plan(config, tokenizer), steps)
+
+
+def _eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
+    def prompts(path: str) -> list[Prompt]:
+        return load_prompts(wiring.eval_data(config, path), tokenizer)[: config.eval_num_prompts]
+
+    sets: list[EvalSet] = []
+    before_only: list[EvalSet] = []
+    if config.eval_prompt_data is not None:
+        held_out = prompts(config.eval_prompt_data)
+        sets = [EvalSet(HELD_OUT, held_out, wiring.eval_plan(config, config.eval_temperature))]
+        if config.eval_sampled:
+            plan = wiring.eval_plan(config, config.rollout_temperature)
+            sets.append(EvalSet(SAMPLED, held_out, plan))
+    if config.eval_baseline_data is not None:
+        plan = wiring.eval_plan(config, config.eval_temperature)
+        before_only = [EvalSet(BASELINE, prompts(config.eval_baseline_data), plan)]
+    return EvalPlan(sets, before_only, config.eval_interval, config.skip_eval_before_train)
+
+
+class Session:
+    """One run from start to end. `run` may be called once."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, clock: Clock, files: Store) -> None:
+        self.config, self.paths, self._clock, self._files = config, paths, clock, files
+        self._run_id = uuid.uuid4().hex
+        self.outcome = RunOutcome()
+        self._phases = Phases(clock)
+        self._engines: list[Engine] = []
+
+    async def run(self, inputs: RunInputs, panel: Panel) -> RunOutcome:
+        """Runs to the end; raises the TurnoutError that ended it early, after everything was taken down."""
+        started = self._clock.now()
+        async with AsyncExitStack() as stack:
+            events = stack.enter_context(EventLog(self.paths.events, self._clock))
+            board = self.paths.tensorboard if self.config.tensorboard else None
+            metrics = stack.enter_context(MetricsLog(self.paths.metrics, board))
+            stack.enter_context(panel)
+            book = GroupBook(events)
+            schedule = SCHEDULES[self.config.schedule]
+            events.emit(
+                RunStarted(self._run_id, INCARNATION, self.config.seed, schedule.name, schedule.max_lag)
+            )
+            reporter = RunReporter(events, metrics, panel, self._phases, self._clock)
+            self.outcome.curves = reporter.curves
+            try:
+                await self._train(inputs, events, book, reporter)
+                self.outcome.status = "finished"
+            except TurnoutError as fault:
+                self.outcome.reason = str(fault)
+                if isinstance(fault, EngineDead):
+                    events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
+                raise
+            except asyncio.CancelledError:
+                self.outcome.status, self.outcome.reason = "interrupted", "interrupted"
+                raise
+            finally:
+                await asyncio.shield(self._take_down(events, book))
+                self.outcome.seconds_total = self._clock.now() - started
+        return self.outcome
+
+    async def _train(
+        self, inputs: RunInputs, events: EventLog, book: GroupBook, reporter: RunReporter
+    ) -> None:
+        config = self.config
+        trainer = TrainerThread(self._clock, config.train_step_timeout_s)
+        try:
+            await self._start(inputs, trainer)
+            clients = [engine.client for engine in self._engines]
+            store = WeightStore(
+                self.paths.weights, self._files, inputs.model, config.update_weight_buffer_size
+            )
+            keep_all = config.update_weight_disk_keep_files
+            updater = DiskUpdater(store, clients, events, self._clock, keep_all)
+            weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
+            gate = LagGate(SCHEDULES[config.schedule].max_lag)
+            rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
+            generator = Generator(clients, rewards, inputs.tokenizer, self._clock)
+            evals = EvalRuns(inputs.evals, generator, rewards, events, self._phases)
+            self.outcome.evals = evals
+            collector = Collector(inputs.source, book, generator, SeedTree(config.seed))
+            plan = BatchPlan(
+                config.rollout_batch_size,
+                wiring.rollout_plan(config),
+                wiring.limits(config),
+                config.grpo_std_normalization,
+            )
+
+            def place() -> Place:
+                version = self._current(updater)
+                folder = self.paths.weights / version.directory
+                return Place(inputs.source.position, version, folder if folder.is_dir() else None)
+
+            checkpoints = RunCheckpoints(_save_plan(config), self._files, trainer, place)
+            parts = Parts(
+                BatchMaker(inputs.source, book, collector, plan),
+                trainer,
+                weights,
+                checkpoints,
+                evals,
+                reporter,
+                gate,
+                self._phases,
+            )
+            reporter.open(config.run_name or "run", inputs.steps, Sources(self._engine_views, evals.curve))
+            await self._supervised(self._loop(parts, updater, store, inputs, trainer), reporter)
+            self.outcome.final_folder = place().folder
+        finally:
+            trainer.close()
+
+    async def _loop(
+        self,
+        parts: Parts,
+        updater: DiskUpdater,
+        store: WeightStore,
+        inputs: RunInputs,
+        trainer: TrainerThread,
+    ) -> None:
+        """Adopts the base version, then runs THE loop."""
+        root = await trainer.call(
+            "the base weights to be digested", lambda backend: root_of(backend.export())
+        )
+        store.open(self._run_id, INCARNATION, root)
+        base = WeightVersion(INCARNATION, 0, root)
+        await updater.adopt(base, ATTEST_DEADLINE_S)
+        for engine in self._engines:
+            client = engine.client
+            ready = EngineReady(client.engine_id, client.address.url, engine.process.pid, client.version)
+            updater.events.emit(ready)
+        parts.gate.committed(base, 0)
+        reporter, evals = parts.reporter, parts.evaluations
+        assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
+        reporter.step_begins()
+        started = self._clock.now()
+        try:
+            self.outcome.steps_done = await run_loop(parts, 0, inputs.steps)
+        finally:
+            self.outcome.seconds_training = self._clock.now() - started - evals.seconds
+            self.outcome.versions_committed = updater.versions_committed
+
+    async def _start(self, inputs: RunInputs, trainer: TrainerThread) -> None:
+        """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""
+        config = self.config
+        self.paths.weights.mkdir(parents=True, exist_ok=True)
+
+        async def engine(index: int) -> None:
+            folders = (self.paths.engines, self.paths.weights)
+            spec = wiring.engine_launch(config, index, inputs.model, folders)
+            started = await launch(spec, self._clock)
+            self._engines.append(started)
+
+        settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
+        jobs = [trainer.start(settings), *(engine(index) for index in range(config.rollout_num_engines))]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        self._engines.sort(key=lambda engine: engine.engine_id)
+
+    async def _supervised(self, work: object, reporter: RunReporter) -> None:
+        """Runs `work` beside a watch on every engine process; the death of one ends it."""
+        assert asyncio.iscoroutine(work)
+        main = asyncio.ensure_future(work)
+        deaths = [
+            asyncio.ensure_future(engine.dies(lambda: self._phases.current)) for engine in self._engines
+        ]
+        ticker = asyncio.ensure_future(self._tick(reporter))
+        try:
+            await asyncio.wait([main, *deaths], return_when=asyncio.FIRST_COMPLETED)
+            if main.done() and main.exception() is not None:
+                # A cut connection is often the first sign of a death; the process tells more.
+                await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            dead = next((death.result() for death in deaths if death.done()), None)
+            if dead is not None:
+                raise dead
+            main.result()
+        finally:
+            for task in (main, ticker, *deaths):
+                task.cancel()
+            await asyncio.gather(main, ticker, *deaths, return_exceptions=True)
+
+    async def _tick(self, reporter: RunReporter) -> None:
+        while True:
+            await self._clock.sleep(TICK_S)
+            reporter.tick()
+
+    async def _take_down(self, events: EventLog, book: GroupBook) -> None:
+        for group in list(book.open_groups):
+            book.drop(group, f"the run ended: {self.outcome.reason or self.outcome.status}"[:200])
+        stopped = await asyncio.gather(*(engine.stop() for engine in self._engines), return_exceptions=True)
+        leftovers = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
+        leftovers += [f"process {e.process.pid}" for e in self._engines if e.process.alive]
+        events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
+
+    def _engine_views(self) -> tuple[EngineView, ...]:
+        return tuple(
+            EngineView(e.engine_id, "ready" if e.process.alive else "dead", e.client.version)
+            for e in self._engines
+        )
+
+    @staticmethod
+    def _current(updater: DiskUpdater) -> WeightVersion:
+        assert updater.current is not None, "the base version is adopted before anything asks"
+        return updater.current
+
+
+def _save_plan(config: RunConfig) -> SavePlan:
+    return SavePlan(
+        Path(config.save) if config.save is not None else None,
+        config.save_interval,
+        Path(config.save_hf) if config.save_hf is not None else None,
+    )

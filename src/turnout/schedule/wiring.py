@@ -1,0 +1,154 @@
+"""From the configuration to the settings of each part. Pure: nothing is started or opened here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import ConfigError, Fault
+from turnout.protocol.sglang import SamplingParams
+from turnout.rollout.collect import CollectLimits
+from turnout.rollout.prompts import DataSpec
+from turnout.rollout.worker import SamplingPlan
+from turnout.serving.launcher import EngineLaunch
+from turnout.train.settings import LossSettings, OptimizerSettings, TrainerSettings
+
+ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
+
+
+def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Path, Path]) -> EngineLaunch:
+    """One embedded engine; `folders` are its log folder and the weight directory that it may read."""
+    logs, weights = folders
+    threads = config.engine_thread_count(cpu_count())
+    flags = {
+        "--model-path": model,
+        "--engine-id": f"engine-{index}",
+        "--dtype": config.dtype,
+        "--threads": threads,
+        "--max-total-tokens": config.engine_max_total_tokens,
+        "--max-running-requests": config.engine_max_running_requests,
+        "--max-step-tokens": config.engine_step_tokens,
+        "--row-block": config.engine_row_block,
+        "--request-timeout-s": config.rollout_request_timeout_s,
+        "--allowed-root": weights.resolve(),
+        "--parent-pid": os.getpid(),
+    }
+    if config.rollout_max_context_len is not None:
+        flags["--context-length"] = config.rollout_max_context_len
+    token = _token(config)
+    return EngineLaunch(
+        engine_id=f"engine-{index}",
+        arguments=tuple(str(word) for pair in flags.items() for word in pair),
+        threads=threads,
+        folder=logs,
+        start_deadline_s=config.engine_start_timeout_s,
+        token=token,
+        environment={ENGINE_TOKEN_VARIABLE: token} if token else {},
+    )
+
+
+def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
+    """`total_steps` is the number of train steps where it is known; a decaying learning rate needs it."""
+    low, high = config.clip_range
+    needs_reference = config.use_kl_loss or config.kl_loss_coef > 0
+    reference = Path(config.ref_load) if config.ref_load is not None else model
+    return TrainerSettings(
+        checkpoint=model,
+        dtype=config.dtype,
+        threads=config.trainer_thread_count(cpu_count()),
+        optimizer=OptimizerSettings(
+            lr=config.lr,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            clip_grad=config.clip_grad,
+            schedule=config.lr_decay_style,
+            warmup_steps=config.lr_warmup_iters,
+            total_steps=max(1, (total_steps if total_steps is not None else 1) * config.inner_steps),
+            min_lr_ratio=config.min_lr_ratio,
+        ),
+        loss=LossSettings(
+            name=config.advantage_estimator,
+            eps_clip=low,
+            eps_clip_high=high,
+            kl_coef=config.kl_loss_coef,
+            kl_kind=config.kl_loss_type,
+            aggregate=config.loss_aggregation,
+        ),
+        temperature=config.rollout_temperature,
+        max_tokens_per_micro_batch=config.max_tokens_per_gpu,
+        head_chunk_tokens=config.head_chunk_tokens,
+        gradient_checkpointing=config.gradient_checkpointing,
+        reference=reference if needs_reference else None,
+        samples_per_optimizer_step=config.optimizer_samples if config.inner_steps > 1 else None,
+        deterministic=config.deterministic,
+        seed=config.seed,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+    )
+
+
+def train_data(config: RunConfig) -> DataSpec:
+    return _data(config, config.prompt_data, (config.input_key, config.label_key))
+
+
+def eval_data(config: RunConfig, path: str) -> DataSpec:
+    return _data(config, path, config.eval_keys)
+
+
+def rollout_plan(config: RunConfig) -> SamplingPlan:
+    params = SamplingParams(
+        max_new_tokens=config.rollout_max_response_len,
+        temperature=config.rollout_temperature,
+        stop=tuple(config.rollout_stop),
+        stop_token_ids=tuple(config.rollout_stop_token_ids),
+        min_new_tokens=config.rollout_min_response_len,
+        ignore_eos=config.rollout_min_response_len >= config.rollout_max_response_len,
+    )
+    return SamplingPlan(
+        config.n_samples_per_prompt, params, config.rollout_request_timeout_s, config.min_group
+    )
+
+
+def eval_plan(config: RunConfig, temperature: float) -> SamplingPlan:
+    params = SamplingParams(
+        max_new_tokens=config.eval_response_limit,
+        temperature=temperature,
+        stop=tuple(config.rollout_stop),
+        stop_token_ids=tuple(config.rollout_stop_token_ids),
+    )
+    samples = config.n_samples_per_eval_prompt if temperature > 0 else 1
+    return SamplingPlan(samples, params, config.rollout_request_timeout_s, 1)
+
+
+def limits(config: RunConfig) -> CollectLimits:
+    return CollectLimits(config.max_failed_groups, config.filtered_limit, config.dynamic_sampling)
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _data(config: RunConfig, path: str, keys: tuple[str, str | None]) -> DataSpec:
+    return DataSpec(
+        path=path,
+        input_key=keys[0],
+        label_key=keys[1],
+        metadata_key=config.metadata_key,
+        tool_key=config.tool_key,
+        apply_chat_template=config.apply_chat_template,
+        chat_template_kwargs=config.apply_chat_template_kwargs,
+        max_prompt_tokens=config.prompt_limit,
+    )
+
+
+def _token(config: RunConfig) -> str | None:
+    if config.admin_token_env is None:
+        return None
+    token = os.environ.get(config.admin_token_env)
+    if not token:
+        raise ConfigError(
+            Fault("--admin-token-env", config.admin_token_env, "the variable is not set", "export it")
+        )
+    return token
