@@ -104,9 +104,9 @@ def _weights(q: Tensor, k: Tensor, batch: BlockBatch, scale: float) -> Tensor:
 
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: tuple[PackedLayout, float]) -> Tensor:
         """q [T, Hq, D], k and v [T, Hk, D] -> [T, Hq, D]"""
-        heads = k.shape[1]
+        (layout, scale), heads = how, k.shape[1]
         outs: list[Tensor] = []
         for batch in layout.batches:
             keys = _keys(k, batch)
@@ -138,7 +138,6 @@ class _PackedAttention(torch.autograd.Function):
             _to_rows(dk, layout, heads),
             _to_rows(dv, layout, heads),
             None,
-            None,
         )
 
 
@@ -167,11 +166,11 @@ def packed_attention(
     q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layout: PackedLayout, scale: float
 ) -> Tensor:
     """Attention over a packed row: q [T, Hq, D], k and v [T, Hk, D] -> [T, Hq, D], in q's dtype."""
-    return _PackedAttention.apply(q_THD, k_THD, v_THD, layout, scale)  # pyright: ignore[reportReturnType]
+    return _PackedAttention.apply(q_THD, k_THD, v_THD, (layout, scale))  # pyright: ignore[reportReturnType]
 
 
 def _interface(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -182,7 +181,7 @@ def _interface(
     layout = kwargs.get("packed")
     if layout is None or attention_mask is not None or query.shape[0] != 1:
         raise InvariantBroken("packed attention needs one row, a layout and no mask")
-    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    scale = kwargs["scaling"]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return packed_attention(q, k, v, layout, scale)[None], None
 

@@ -47,7 +47,10 @@ class _Block:
         return wide.copy_(raw) if temperature == 1.0 else torch.div(raw, temperature, out=wide)
 
 
-def _forward_chunk(hidden_cH: Tensor, weight: Tensor, targets_c: Tensor, options: HeadOptions, block: _Block):  # noqa: ANN202
+def _forward_chunk(
+    hidden_cH: Tensor, weight: Tensor, targets_c: Tensor, options: HeadOptions, block: _Block
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies and log-sums of one chunk, fp32 [c]."""
     rows, words = hidden_cH.shape[0], weight.shape[0]
     peak = torch.full((rows,), float("-inf"), device=hidden_cH.device)
     total = torch.zeros(rows, device=hidden_cH.device)
@@ -83,9 +86,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        options: HeadOptions,
-        slot: GradientSlot | None,
+        how: tuple[HeadOptions, GradientSlot | None],
     ) -> tuple[Tensor, Tensor]:
+        options, ctx.slot = how
         block = _Block(min(options.chunk, hidden.shape[0]), min(VOCABULARY_BLOCK, weight.shape[0]), hidden)
         parts = [
             _forward_chunk(h, weight, t, options, block)
@@ -93,7 +96,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ]
         logprobs, entropy, lse = (torch.cat(column) for column in zip(*parts))
         ctx.save_for_backward(hidden, weight, targets, lse)
-        ctx.options, ctx.slot = options, slot
+        ctx.options = options
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -124,7 +127,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 target.copy_(grad) if fresh else target.add_(grad)
             d_hidden[rows] = wide.to(hidden.dtype)
         d_weight = None if ctx.slot is not None else slot.buffer.to(weight.dtype)
-        return d_hidden, d_weight, None, None, None
+        return d_hidden, d_weight, None, None
 
 
 def chunked_logprobs(
@@ -139,4 +142,4 @@ def chunked_logprobs(
     if hidden_MH.shape[0] == 0:
         zero = hidden_MH.float().sum(1)
         return zero, zero.detach()
-    return _ChunkedLogprobs.apply(hidden_MH, weight_VH, targets_M, options, slot)  # pyright: ignore[reportReturnType]
+    return _ChunkedLogprobs.apply(hidden_MH, weight_VH, targets_M, (options, slot))  # pyright: ignore[reportReturnType]

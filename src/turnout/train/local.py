@@ -44,7 +44,7 @@ Floats = NDArray[np.float32]
 class _Tally:
     """What the optimizer steps of one train step add up to."""
 
-    sums: TokenSums = TokenSums()
+    sums: TokenSums = field(default_factory=TokenSums)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     lr: float = 0.0
@@ -158,8 +158,8 @@ class LocalBackend:
         log.warning("loss %s, gradient norm %s: the optimizer step is skipped", loss, norm)
         if self._nonfinite_in_a_row > self.settings.max_nonfinite_steps:
             raise TrainError(
-                f"{self._nonfinite_in_a_row} optimizer steps in a row had a non-finite loss or gradient (last: loss "
-                f"{loss}, norm {norm}); --max-nonfinite-steps is {self.settings.max_nonfinite_steps}"
+                f"{self._nonfinite_in_a_row} optimizer steps in a row had a non-finite loss or gradient "
+                f"(last: loss {loss}, norm {norm}); --max-nonfinite-steps is {self.settings.max_nonfinite_steps}"
             )
 
     def _micro_step(self, part: _Slice, micro: MicroBatch, tally: _Tally) -> float:
@@ -200,9 +200,9 @@ class LocalBackend:
         for micro in self._plan(kept):
             rows = rows_of(micro, kept, masked_too=True)
             values = self._model.logprobs(DeviceRows.of(rows, self._model.device))[0].cpu().numpy()
-            for index in np.unique(rows.sample_M):
-                mine = rows.sample_M == index
-                out[filled[index]][rows.token_M[mine]] = values[mine]
+            for index in np.unique(rows.sample):
+                mine = rows.sample == index
+                out[filled[index]][rows.token[mine]] = values[mine]
         return out
 
     def _report(self, batch: TrainBatch, sequences: int, tally: _Tally, seconds: float) -> StepReport:

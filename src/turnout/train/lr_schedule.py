@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the optimizer steps applied so far: a resumed run needs only that number."""
+"""The learning rate as a pure function of the optimizer steps applied: a resume needs only that number."""
 
 from __future__ import annotations
 

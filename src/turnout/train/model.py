@@ -29,17 +29,17 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """The tensors of one micro-batch on the model's device (see turnout.train.rows)."""
+    """The tensors of one micro-batch on the model's device; meaning and shapes as in turnout.train.rows."""
 
-    ids_T: Tensor
-    positions_T: Tensor
-    head_rows_M: Tensor
-    targets_M: Tensor
+    ids: Tensor
+    positions: Tensor
+    head_rows: Tensor
+    targets: Tensor
     layout: attention.PackedLayout
 
     @staticmethod
     def of(rows: Rows, device: torch.device) -> DeviceRows:
-        arrays = (rows.ids_T, rows.positions_T, rows.head_rows_M, rows.targets_M)
+        arrays = (rows.ids, rows.positions, rows.head_rows, rows.targets)
         return DeviceRows(
             *(torch.from_numpy(a).to(device) for a in arrays),
             layout=attention.PackedLayout(rows.blocks, device),
@@ -85,18 +85,18 @@ class CausalModel:
     def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies, fp32 [M], of the head's tokens. Differentiable where gradients are on."""
         if torch.is_grad_enabled() and self.slots:
-            embedded = _SparseEmbedding.apply(self.embedding, rows.ids_T, self._slot(self.embedding))
+            embedded = _SparseEmbedding.apply(self.embedding, rows.ids, self._slot(self.embedding))
         else:
-            embedded = F.embedding(rows.ids_T, self.embedding)
+            embedded = F.embedding(rows.ids, self.embedding)
         out = self.module.get_decoder()(
             inputs_embeds=embedded[None],
-            position_ids=rows.positions_T[None],
+            position_ids=rows.positions[None],
             use_cache=False,
             packed=rows.layout,
         )
-        hidden_MH = out.last_hidden_state[0].index_select(0, rows.head_rows_M)
+        hidden_MH = out.last_hidden_state[0].index_select(0, rows.head_rows)
         slot = self._slot(self.head) if self.slots else None
-        return chunked_logprobs(hidden_MH, self.head, rows.targets_M, self.options, slot)
+        return chunked_logprobs(hidden_MH, self.head, rows.targets, self.options, slot)
 
     def _slot(self, parameter: torch.nn.Parameter) -> GradientSlot:
         return self.slots[self._names[id(parameter)]]
@@ -118,7 +118,7 @@ def load_causal_model(folder: Path, options: HeadOptions, gradient_checkpointing
         raise ModelError(Fault("--hf-checkpoint", str(folder), "its output head has a bias"))
     module.train(gradient_checkpointing)
     if gradient_checkpointing:
-        module.gradient_checkpointing_enable({"use_reentrant": False})
+        module.activation_checkpointing_enable()
     return CausalModel(module, options)
 
 

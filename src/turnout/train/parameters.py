@@ -10,7 +10,7 @@ Decayed parameters (matrices) come first, then the others (norms, biases), so th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class FlatParameters:
             p.register_post_accumulate_grad_hook(self._collector(self.slots[name]))
 
     @staticmethod
-    def _collector(slot: GradientSlot):  # noqa: ANN205
+    def _collector(slot: GradientSlot) -> Callable[[Tensor], None]:
         def collect(p: Tensor) -> None:
             if p.grad is not None:
                 slot.add(p.grad)
@@ -107,28 +107,26 @@ class AdamW:
         self.settings = settings
         parts = [(slice(0, flat.decayed), settings.weight_decay), (slice(flat.decayed, None), 0.0)]
         groups: list[dict[str, object]] = []
-        state: dict[Parameter, dict[str, Tensor]] = {}
+        self._state: list[dict[str, Tensor]] = []
         for part, decay in parts:
             parameter = Parameter(flat.master[part])
             parameter.grad = flat.grad[part]
             groups.append({"params": [parameter], "weight_decay": decay})
-            state[parameter] = {
-                "step": torch.zeros(()),
-                "exp_avg": flat.exp_avg[part],
-                "exp_avg_sq": flat.exp_avg_sq[part],
-            }
+            moments = {"exp_avg": flat.exp_avg[part], "exp_avg_sq": flat.exp_avg_sq[part]}
+            self._state.append({"step": torch.zeros(()), **moments})
         self._torch = torch.optim.AdamW(
             groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
         )
-        self._torch.state.update(state)
+        for group, state in zip(self._torch.param_groups, self._state):
+            self._torch.state[group["params"][0]] = state
 
     @property
     def steps(self) -> int:
-        return int(next(iter(self._torch.state.values()))["step"])
+        return int(self._state[0]["step"])
 
     @steps.setter
     def steps(self, count: int) -> None:
-        for state in self._torch.state.values():
+        for state in self._state:
             state["step"].fill_(count)
 
     def gradient_norm(self) -> float:

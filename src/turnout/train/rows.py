@@ -1,6 +1,6 @@
 """One micro-batch as arrays: what goes into the model, which rows go through the head, and where results belong.
 
-Legend: T = rows of the micro-batch, M = response tokens that go through the head. No torch here.
+T rows of the micro-batch, M response tokens that go through the head. No torch here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """`head_rows_M` are the rows whose hidden state predicts `targets_M`; `sample_M` and `token_M` say which
-    response token of which sample that is."""
+    """ids and positions are [T], the other arrays [M]. `head_rows` are the rows whose hidden state predicts
+    `targets`; `sample` and `token` say which response token of which sample that is."""
 
-    ids_T: Ints
-    positions_T: Ints
-    head_rows_M: Ints
-    targets_M: Ints
-    sample_M: Ints
-    token_M: Ints
+    ids: Ints
+    positions: Ints
+    head_rows: Ints
+    targets: Ints
+    sample: Ints
+    token: Ints
     blocks: tuple[Block, ...]
 
 
@@ -59,12 +59,12 @@ def rows_of(micro: MicroBatch, samples: Sequence[TrainSample], masked_too: bool)
             targets = np.asarray(sample.response_ids, np.int64)[chosen]
             parts.append((predictors[chosen], targets, member.sample, chosen))
     return Rows(
-        ids_T=np.asarray(ids, np.int64),
-        positions_T=np.concatenate(positions).astype(np.int64),
-        head_rows_M=np.concatenate([p[0] for p in parts]).astype(np.int64),
-        targets_M=np.concatenate([p[1] for p in parts]),
-        sample_M=np.concatenate([np.full(len(p[3]), p[2], np.int64) for p in parts]),
-        token_M=np.concatenate([p[3] for p in parts]).astype(np.int64),
+        ids=np.asarray(ids, np.int64),
+        positions=np.concatenate(positions).astype(np.int64),
+        head_rows=np.concatenate([p[0] for p in parts]).astype(np.int64),
+        targets=np.concatenate([p[1] for p in parts]),
+        sample=np.concatenate([np.full(len(p[3]), p[2], np.int64) for p in parts]),
+        token=np.concatenate([p[3] for p in parts]).astype(np.int64),
         blocks=attention_blocks(micro),
     )
 
@@ -73,4 +73,4 @@ def gather_tokens(rows: Rows, values: Sequence[Sequence[float] | NDArray[np.floa
     """[M] values of the head's tokens, from one sequence per sample, each as long as its response."""
     flat = np.concatenate([np.asarray(v, np.float32) for v in values])
     starts = np.concatenate(([0], np.cumsum([len(v) for v in values])[:-1])).astype(np.int64)
-    return flat[starts[rows.sample_M] + rows.token_M]
+    return flat[starts[rows.sample] + rows.token]
