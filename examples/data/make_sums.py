@@ -18,7 +18,7 @@ SEED = 20240607
 TRAIN_ROWS = 2000
 HELDOUT_ROWS = 256
 LOW, HIGH = 10, 99
-SYSTEM = "You are a calculator."
+SYSTEM = "Reply with just the sum."
 
 
 def row(left: int, right: int) -> dict[str, object]:

@@ -1,9 +1,10 @@
 """Tasks of reasoning-gym by name: `reasoning_gym:TASK`, with options as JSON: `reasoning_gym:TASK:{"size": 500}`.
 
-`size` (default 1000) and `seed` (default 0) say which items; the other options go to the task. Promises: the same
-text gives the same items; a prompt's metadata holds what its verifier needs, in JSON, and the verifier is the
-task's own score function. reasoning-gym is an optional dependency: without it there is a ConfigError with the
-command that installs it.
+`size` (default 1000) and `seed` (default 0) say which items; the other options go to the task. Promises: the
+same text gives the same items; two seeds share no item's random stream, so that a second seed is held-out data
+(reasoning-gym itself draws item i from seed + i, so that neighbouring seeds overlap there); a prompt's metadata
+holds what its verifier needs, in JSON, and the verifier is the task's own score function. reasoning-gym is an
+optional dependency: without it there is a ConfigError with the command that installs it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from turnout.rollout.rows import Row, shown, split_path
 PREFIX = "reasoning_gym:"
 METADATA_KEY = "reasoning_gym"
 DEFAULT_SIZE, DEFAULT_SEED = 1000, 0
+SEED_STRIDE = 1 << 24  # items that one seed has; keeps the first 256 seeds within 32 bits
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -63,6 +65,11 @@ def _parts(text: str) -> tuple[str, str]:
     if not isinstance(options, dict):
         raise DataError(Fault("prompt data", text, "the options are no JSON object"))
     options = {"size": DEFAULT_SIZE, "seed": DEFAULT_SEED, **options}
+    for key, least, most in (("size", 1, SEED_STRIDE), ("seed", 0, SEED_STRIDE)):
+        value = options[key]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            reason = f"{key} {value!r} is no whole number from {least} to {most}"
+            raise DataError(Fault("prompt data", text, reason))
     return name, json.dumps(options, sort_keys=True)
 
 
@@ -81,7 +88,8 @@ def _dataset(name: str, options: str) -> Any:
             Fault("prompt data", f"{PREFIX}{name}", "reasoning-gym has no such task", _near(name, DATASETS))
         )
     try:
-        return reasoning_gym.create_dataset(name, **json.loads(options))
+        given = json.loads(options)
+        return reasoning_gym.create_dataset(name, **{**given, "seed": given["seed"] * SEED_STRIDE})
     except (TypeError, ValueError, AssertionError) as fault:
         raise DataError(
             Fault("prompt data", f"{PREFIX}{name}:{options}", f"the task refuses its options: {fault}")
