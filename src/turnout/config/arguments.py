@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnout.config.option import OptionSpec
+from turnout.config.reasons import shown
 from turnout.config.refusals import unknown_name
 from turnout.core.errors import Fault
+
+MAX_DIGITS = 100
 
 _INT = re.compile(r"[-+]?[0-9]+")
 _WORDS = {"true": True, "false": False}
@@ -38,7 +41,7 @@ def read_arguments(argv: list[str], specs: dict[str, OptionSpec]) -> ArgumentVal
         word = argv[index]
         index += 1
         if not word.startswith("--") or word == "--":
-            found.faults.append(Fault(word, "", "belongs to no option", "options begin with `--`"))
+            found.faults.append(Fault(shown(word), "", "belongs to no option", "options begin with `--`"))
             continue
         flag, equals, given = word.partition("=")
         spec, negated = _find(flag, specs)
@@ -47,7 +50,7 @@ def read_arguments(argv: list[str], specs: dict[str, OptionSpec]) -> ArgumentVal
         texts = [given] if equals else following
         if spec is None:
             name = flag[2:].replace("-", "_")
-            found.faults.append(unknown_name(flag, name, " ".join(texts), specs))
+            found.faults.append(unknown_name(shown(flag), name, _joined(texts), specs))
         else:
             _take(found, spec, texts, negated)
     return found
@@ -79,7 +82,7 @@ def _take(found: ArgumentValues, spec: OptionSpec, texts: list[str], negated: bo
     if negated:
         flag = "--no-" + spec.flag[2:]
         if texts:
-            found.faults.append(Fault(flag, texts[0], "takes no value", f"write {flag} alone"))
+            found.faults.append(Fault(flag, shown(texts[0]), "takes no value", f"write {flag} alone"))
             found.refused.add(spec.name)
             return
         found.values[spec.name] = False if spec.kind == "bool" else None
@@ -88,8 +91,12 @@ def _take(found: ArgumentValues, spec: OptionSpec, texts: list[str], negated: bo
         found.values[spec.name] = _parse(spec, texts)
         found.refused.discard(spec.name)
     except ValueError as error:
-        found.faults.append(Fault(spec.flag, " ".join(texts), str(error), f"give {_expected(spec)}"))
+        found.faults.append(Fault(spec.flag, _joined(texts), str(error), f"give {_expected(spec)}"))
         found.refused.add(spec.name)
+
+
+def _joined(texts: list[str]) -> str:
+    return shown(" ".join(texts)) if texts else ""
 
 
 def _expected(spec: OptionSpec) -> str:
@@ -121,6 +128,8 @@ def _switch(texts: list[str]) -> bool:
 def _whole(text: str) -> int:
     if not _INT.fullmatch(text):
         raise ValueError("must be a whole number")
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"has more than {MAX_DIGITS} digits")
     return int(text)
 
 

@@ -2,7 +2,8 @@
 
 Owns the YAML dialect. Promises: `1e-5` is a number and `on`, `yes`, `1:30` and dates are texts (YAML 1.2's core
 schema; PyYAML's own rules are of 1.1); a key that stands twice is a fault, at any depth; an explicit null is a
-value, different from a missing key.
+value, different from a missing key. Aliases are refused: a few lines of them can mean billions of values, or a
+list that contains itself.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def _read_json(path: Path, text: str) -> FileValues:
     try:
         content = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            Fault(f"{path}:{error.lineno}", "", f"not JSON: {error.msg}", "mend the file")
-        ) from None
+        raise _malformed(f"{path}:{error.lineno}", f"not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
+        raise _malformed(str(path), f"not JSON: {error}") from None
     if not isinstance(content, dict):
         raise _no_mapping(path)
     return FileValues(path.name, cast("dict[str, Any]", content), {}, tuple(twice))
@@ -98,7 +99,9 @@ def _read_yaml(path: Path, text: str) -> FileValues:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
         problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(Fault(place, "", f"not YAML: {problem}", "mend the file")) from None
+        raise _malformed(place, f"not YAML: {problem}") from None
+    except (ValueError, RecursionError) as error:
+        raise _malformed(str(path), f"not YAML: {error}") from None
     finally:
         loader.dispose()
     bad = tuple(
@@ -111,17 +114,13 @@ def _read_yaml(path: Path, text: str) -> FileValues:
 
 
 def _twice(name: str, root: Any) -> list[Fault]:
-    """A fault for every key that stands twice in its mapping. Walks each node once: aliases may repeat them."""
+    """A fault for every key that stands twice in its mapping."""
     import yaml  # noqa: PLC0415
 
     faults: list[Fault] = []
-    seen_nodes: set[int] = set()
     todo: list[Any] = [root]
     while todo:
         node = todo.pop()
-        if id(node) in seen_nodes:
-            continue
-        seen_nodes.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             todo.extend(node.value)
         if not isinstance(node, yaml.MappingNode):
@@ -144,6 +143,13 @@ def _core_schema_loader() -> Any:
     class CoreLoader(yaml.SafeLoader):
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  the class attribute PyYAML itself uses
 
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            composer: Any = self  # PyYAML has no types
+            if composer.check_event(yaml.AliasEvent):
+                mark = composer.peek_event().start_mark
+                raise yaml.MarkedYAMLError(problem="aliases are not supported here", problem_mark=mark)
+            return cast("Any", super()).compose_node(parent, index)
+
         def construct_yaml_int(self, node: Any) -> int:
             return int(self.construct_scalar(node))  # 012 is twelve, not octal
 
@@ -153,12 +159,15 @@ def _core_schema_loader() -> Any:
         ("bool", _BOOL, list("tTfF")),
         ("int", _INT, list("-+0123456789")),
         ("float", _FLOAT, list("-+0123456789.")),
-        ("merge", re.compile(r"<<"), ["<"]),
     ):
         whole = re.compile(rf"^(?:{pattern.pattern})$")
         add_resolver(f"tag:yaml.org,2002:{tag}", whole, first)
     CoreLoader.add_constructor("tag:yaml.org,2002:int", CoreLoader.construct_yaml_int)
     return CoreLoader
+
+
+def _malformed(place: str, reason: str) -> ConfigError:
+    return ConfigError(Fault(place, "", reason, "mend the file"))
 
 
 def _no_mapping(path: Path) -> ConfigError:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from turnout.config.arguments import ArgumentValues, read_arguments
 from turnout.config.checks import Known, check_all
 from turnout.config.file import FileValues, read_file
-from turnout.config.reasons import fault_of
+from turnout.config.reasons import fault_of, shown
 from turnout.config.refusals import unknown_name
 from turnout.config.run_config import RunConfig, specs
 from turnout.core.errors import ConfigError, Fault
@@ -61,7 +61,7 @@ def _merged(path: Path | None, file: FileValues, argv: ArgumentValues) -> dict[s
 
 def _unknown_keys(file: FileValues) -> list[Fault]:
     return [
-        unknown_name(file.place(key), key, f"{key}: {_shown(value)}", specs())
+        unknown_name(file.place(key), key, f"{key}: {shown(value)}", specs())
         for key, value in file.values.items()
         if key not in specs()
     ]
@@ -95,8 +95,3 @@ def _validate(
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     defaults = {name: spec.default for name, spec in specs().items() if not spec.required}
     return defaults | values
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -9,6 +9,8 @@ from typing import Any
 from turnout.config.option import OptionSpec
 from turnout.core.errors import Fault
 
+MAX_SHOWN = 60
+
 _EXPECTED = {
     "int": "a whole number",
     "float": "a number",
@@ -33,32 +35,34 @@ def fault_of(detail: Mapping[str, Any], spec: OptionSpec, where: str) -> Fault:
     inner = "".join(f"[{part}]" for part in detail["loc"][1:])
     if kind == "missing":
         return Fault(where, "", "is required", f"give {spec.flag} {spec.value_text}")
-    shown = (
+    seen = (
         json.dumps(value)
         if isinstance(value, str) and spec.kind in ("int", "float", "bool")
-        else _shown(value)
+        else shown(value)
     )
     if value is None:
         remedy = (
             f"leave it out for the default ({spec.default_text})" if not spec.required else "give a value"
         )
-        return Fault(where + inner, shown, "can't be empty", remedy)
+        return Fault(where + inner, seen, "can't be empty", remedy)
     if kind in _RELATIONS:
         reason = _RELATIONS[kind][0].format(**detail["ctx"])
-        return Fault(where + inner, shown, reason, f"allowed: {' and '.join(spec.bounds)}")
+        return Fault(where + inner, seen, reason, f"allowed: {' and '.join(spec.bounds)}")
+    if kind == "string_unicode":
+        return Fault(where + inner, seen, "is not valid Unicode", "")
     if kind == "finite_number":
-        return Fault(where + inner, shown, "must be a finite number", f"default: {spec.default_text}")
+        return Fault(where + inner, seen, "must be a finite number", f"default: {spec.default_text}")
     if kind == "literal_error":
-        return Fault(where + inner, shown, "no such choice", f"one of: {', '.join(spec.choices)}")
+        return Fault(where + inner, seen, "no such choice", f"one of: {', '.join(spec.choices)}")
     if kind == "string_pattern_mismatch":
         reason = "is empty" if not value else "has characters that are not allowed here"
-        return Fault(where + inner, shown, reason, f"allowed: {detail['ctx']['pattern']}")
+        return Fault(where + inner, seen, reason, f"allowed: {detail['ctx']['pattern']}")
     if kind == "string_too_long":
-        return Fault(where + inner, shown, f"is longer than {detail['ctx']['max_length']} characters", "")
+        return Fault(where + inner, seen, f"is longer than {detail['ctx']['max_length']} characters", "")
     if inner:
-        return Fault(where + inner, shown, f"must be {_element(spec)}, is {_type(value)}", "")
+        return Fault(where + inner, seen, f"must be {_element(spec)}, is {_type(value)}", "")
     remedy = "quote it in YAML" if spec.kind in ("str", "choice") else f"give {spec.flag} {spec.value_text}"
-    return Fault(where, shown, f"must be {_EXPECTED[spec.kind]}, is {_type(value)}", remedy)
+    return Fault(where, seen, f"must be {_EXPECTED[spec.kind]}, is {_type(value)}", remedy)
 
 
 def _element(spec: OptionSpec) -> str:
@@ -79,8 +83,17 @@ def _type(value: Any) -> str:
     return type(value).__name__
 
 
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    if isinstance(value, str) and (not value or value != value.strip() or not value.isprintable()):
-        text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def shown(value: Any) -> str:
+    """A value as a fault shows it: on one line and short; text that could be misread in quotes."""
+    if not isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    elif not value or value != value.strip() or not value.isprintable():
+        return quoted(value)
+    else:
+        text = value
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def quoted(text: str) -> str:
+    """Text in quotes, with escapes, short."""
+    return json.dumps(text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "...")

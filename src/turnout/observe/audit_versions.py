@@ -1,7 +1,8 @@
 """Audit rules about weight versions (see `audit`).
 
-The base of a run is the version that its engines loaded at the start and that the trainer holds as well: it is
-named by EngineReady before the first group, it is never published, and its export counts as done at 0 steps.
+The base of a run is what its engines loaded at the start and the trainer holds as well. It is never published: it
+becomes current by a VersionCommitted before the first group, once every engine that is ready has attested it, and
+its export counts as done at 0 steps.
 """
 
 from __future__ import annotations
@@ -27,29 +28,34 @@ TRUSTED_LEVELS = frozenset({"memory", "checksum"})
 
 
 def base_version(log: Sequence[Event]) -> str | None:
-    """The version that the engines started with, None where they named none of ours before the first group."""
+    """The version that is committed before the first group without being published; None where there is none."""
     for event in log:
-        if isinstance(event, EngineReady) and label_counter(event.version) is not None:
+        if isinstance(event, VersionCommitted):
             return event.version
-        if isinstance(event, GroupTaken):
+        if isinstance(event, GroupTaken | VersionPublished):
             return None
     return None
 
 
-def engines_start_with_one_version(log: Sequence[Event]) -> Iterator[str]:
-    """Invariant 4: every engine that becomes ready serves the current version."""
-    current = base_version(log)
+def engines_join_with_the_current_version(log: Sequence[Event]) -> Iterator[str]:
+    """Invariant 4: an engine that becomes ready with a version of the run has the current one. One that has no
+    version of the run yet serves no group, since tokens of such a version never count."""
+    current: str | None = None
     for event in log:
         if isinstance(event, VersionCommitted):
             current = event.version
-        elif isinstance(event, EngineReady) and event.version != current:
+        elif (
+            isinstance(event, EngineReady)
+            and event.version != current
+            and label_counter(event.version) is not None
+        ):
             yield f"engine {event.engine} became ready with {event.version}, current is {current}"
 
 
 def tokens_are_of_committed_versions(log: Sequence[Event]) -> Iterator[str]:
     """Invariants 3 and 4: no group is completed or trained with a token of a version that wasn't committed by
     then."""
-    committed = {base_version(log)}
+    committed: set[str] = set()
     for event in log:
         if isinstance(event, VersionCommitted):
             committed.add(event.version)
@@ -81,7 +87,7 @@ def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
     """Invariant 3 in the synchronous schedule: every token of a step was made by the version that is current."""
     if not any(isinstance(event, RunStarted) and event.schedule == "sync" for event in log):
         return
-    current = base_version(log)
+    current: str | None = None
     for event in log:
         if isinstance(event, VersionCommitted):
             current = event.version
@@ -91,26 +97,36 @@ def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
 
 def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
     """Invariant 5: a version is committed only after every required engine computed the published root digest
-    itself, from its memory or by checksum."""
-    published: dict[str, VersionPublished] = {}
+    itself, from its memory or by checksum. The base is required of every engine that is ready."""
+    base = base_version(log)
+    roots: dict[str, str] = {}
+    required: dict[str, set[str]] = {}
     proved: dict[str, set[str]] = {}
+    ready: set[str] = set()
     for event in log:
-        if isinstance(event, VersionPublished):
-            published[event.version] = event
-        elif isinstance(event, VersionAttested):
-            told = published.get(event.version)
-            if told is not None and event.root == told.root and event.level in TRUSTED_LEVELS:
+        if isinstance(event, EngineReady):
+            ready.add(event.engine)
+        elif isinstance(event, VersionPublished):
+            roots[event.version], required[event.version] = event.root, set(event.required)
+        elif isinstance(event, VersionAttested) and event.level in TRUSTED_LEVELS:
+            if event.version == base:
+                roots.setdefault(
+                    event.version, event.root
+                )  # the first engine's; the others must agree with it
+            if event.root == roots.get(event.version):
                 proved.setdefault(event.version, set()).add(event.engine)
         elif isinstance(event, VersionCommitted):
-            told = published.get(event.version)
-            if told is None:
-                yield f"{event.version} was committed but never published"
-                continue
-            if not told.required:
-                yield f"{event.version} was committed without any required engine"
-            missing = set(told.required) - proved.get(event.version, set())
-            if missing:
-                yield f"{event.version} was committed without the proof of {', '.join(sorted(missing))}"
+            needs = ready if event.version == base else required.get(event.version)
+            yield from _unproved(event.version, needs, proved.get(event.version, set()))
+
+
+def _unproved(version: str, required: set[str] | None, proved: set[str]) -> Iterator[str]:
+    if required is None:
+        yield f"{version} was committed but never published"
+    elif not required:
+        yield f"{version} was committed without any required engine"
+    elif required - proved:
+        yield f"{version} was committed without the proof of {', '.join(sorted(required - proved))}"
 
 
 def counters_only_rise(log: Sequence[Event]) -> Iterator[str]:
@@ -143,13 +159,14 @@ def sync_commits_every_step(log: Sequence[Event]) -> Iterator[str]:
     if not any(isinstance(event, RunStarted) and event.schedule == "sync" for event in log):
         return
     waiting: int | None = None
+    base = base_version(log)
     for event in log:
         if isinstance(event, GroupTrained) and event.step != waiting:
             if waiting is not None:
                 yield f"step {event.step} was trained before the version of step {waiting} was committed"
             waiting = event.step
         elif isinstance(event, VersionCommitted):
-            if waiting is None:
+            if waiting is None and event.version != base:
                 yield f"{event.version} was committed without a train step since the last one"
             waiting = None
     if waiting is not None and ended_well(log):
@@ -157,7 +174,7 @@ def sync_commits_every_step(log: Sequence[Event]) -> Iterator[str]:
 
 
 VERSION_RULES = (
-    engines_start_with_one_version,
+    engines_join_with_the_current_version,
     tokens_are_of_committed_versions,
     lag_is_bounded,
     sync_trains_the_current_version,

@@ -52,6 +52,7 @@ def test_a_list_ends_at_the_next_flag():
         (["--seed", "--deterministic"], "a value is missing"),
         (["--seed", "1_0"], "must be a whole number"),
         (["--seed", "1.0"], "must be a whole number"),
+        (["--seed", "9" * 5000], "more than 100 digits"),
         (["--lr", "x"], "must be a number"),
         (["--deterministic=yes"], "a switch is true or false"),
         (["--no-deterministic=true"], "takes no value"),
@@ -68,6 +69,7 @@ def test_a_list_ends_at_the_next_flag():
 def test_faults(argv, said):
     found = read(*argv)
     assert len([f for f in found.faults if said in f.reason]) == 1, [f.line() for f in found.faults]
+    assert all(len(f.line()) < 300 for f in found.faults)
 
 
 def test_it_reads_on_after_a_fault():

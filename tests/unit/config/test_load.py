@@ -136,6 +136,10 @@ def test_a_wrong_value_is_told_with_its_option_and_line(write, line, flag, said)
     assert said in fault.reason
 
 
+def test_bytes_on_the_command_line_that_are_no_unicode(write):
+    assert "Unicode" in only(write(), ["--save", "a\udcff"]).reason
+
+
 def test_one_text_stands_for_a_list_of_one(write):
     config = load(write("rollout_stop: '</answer>'\nrollout_stop_token_ids: 7\n"), [])
     assert config.rollout_stop == ["</answer>"] and config.rollout_stop_token_ids == [7]

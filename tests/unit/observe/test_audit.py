@@ -61,7 +61,9 @@ def step(number: int) -> list:
 def good(steps: int = 3) -> list:
     return [
         RunStarted("run", 1, 7, "sync", 0),
-        *(EngineReady(engine, "http://x", 1, label(0)) for engine in ENGINES),
+        *(EngineReady(engine, "http://x", 1, "none") for engine in ENGINES),
+        *(VersionAttested(engine, label(0), root(0), "memory") for engine in ENGINES),
+        VersionCommitted(label(0)),
         *(event for number in range(steps) for event in step(number)),
         RunEnded("ok", "", []),
     ]
@@ -128,10 +130,20 @@ PLANTED = [
     ("steps_account_for_groups", lambda log: without(log, StepTrained), "by their own count"),
     ("steps_account_for_groups", lambda log: changed(log, StepTrained, 1, step=0), "was trained 2 times"),
     (
-        "engines_start_with_one_version",
-        lambda log: changed(log, EngineReady, 1, version="default"),
-        "engine-1 became ready with default",
+        "engines_join_with_the_current_version",
+        lambda log: inserted(log, GroupTaken, EngineReady("engine-2", "http://x", 1, label(0)), at=3),
+        "engine-2 became ready with",
     ),
+    (
+        "engines_join_with_the_current_version",
+        lambda log: changed(log, EngineReady, 1, version=label(0)),
+        "current is None",
+    ),
+    ("tokens_are_of_committed_versions", lambda log: without(log, VersionCommitted), "completed with"),
+    ("commits_are_attested", lambda log: without(log, VersionAttested, 1), "without the proof of engine-1"),
+    ("commits_are_attested", lambda log: changed(log, VersionAttested, 1, root=root(9)), "proof of engine-1"),
+    ("commits_are_attested", lambda log: changed(log, VersionAttested, level="label"), "proof of engine-0"),
+    ("commits_are_attested", lambda log: [log[0], *log[3:]], "without any required engine"),
     (
         "tokens_are_of_committed_versions",
         lambda log: changed(log, GroupTrained, versions=[label(0), label(7)]),
@@ -150,27 +162,29 @@ PLANTED = [
         lambda log: changed(log, GroupTrained, 4, versions=[label(1)]),
         "current is",
     ),
-    ("commits_are_attested", lambda log: without(log, VersionAttested), "without the proof of engine-0"),
+    ("commits_are_attested", lambda log: without(log, VersionAttested, 2), "without the proof of engine-0"),
     (
         "commits_are_attested",
-        lambda log: changed(log, VersionAttested, root=root(9)),
+        lambda log: changed(log, VersionAttested, 2, root=root(9)),
         "without the proof of engine-0",
     ),
     (
         "commits_are_attested",
-        lambda log: changed(log, VersionAttested, 1, level="label"),
+        lambda log: changed(log, VersionAttested, 3, level="label"),
         "proof of engine-1",
     ),
     ("commits_are_attested", lambda log: changed(log, VersionPublished, required=[]), "without any required"),
     ("commits_are_attested", lambda log: without(log, VersionPublished), "never published"),
     (
         "commits_are_attested",  # the proof comes too late
-        lambda log: inserted(without(log, VersionAttested, 1), RunEnded, log[find(log, VersionAttested, 1)]),
+        lambda log: inserted(without(log, VersionAttested, 3), RunEnded, log[find(log, VersionAttested, 3)]),
         "proof of engine-1",
     ),
     (
         "commits_are_attested",  # the proof is older than the version: of an abandoned one with its label
-        lambda log: inserted(without(log, VersionAttested), GroupTaken, log[find(log, VersionAttested)]),
+        lambda log: inserted(
+            without(log, VersionAttested, 2), GroupTaken, log[find(log, VersionAttested, 2)]
+        ),
         "proof of engine-0",
     ),
     ("counters_only_rise", lambda log: changed(log, VersionPublished, 1, counter=1), "counter 1 after 1"),
@@ -187,13 +201,17 @@ PLANTED = [
     ),
     (
         "versions_end_once",
-        lambda log: inserted(log, VersionCommitted, VersionAborted(label(1), "x")),
+        lambda log: inserted(log, VersionCommitted, VersionAborted(label(1), "x"), at=1),
         "aborted, then committed",
     ),
-    ("sync_commits_every_step", lambda log: without(log, VersionCommitted), "before the version of step 0"),
     (
         "sync_commits_every_step",
-        lambda log: without(log, VersionCommitted, 2),
+        lambda log: without(log, VersionCommitted, 1),
+        "before the version of step 0",
+    ),
+    (
+        "sync_commits_every_step",
+        lambda log: without(log, VersionCommitted, 3),
         "ended without the version of step 2",
     ),
     (
@@ -244,7 +262,7 @@ def test_a_run_that_died_has_open_groups_but_no_lost_ones():
 
 def test_an_update_that_failed_is_no_violation_where_the_run_says_so():
     log = good(1)
-    cut = find(log, VersionAttested)
+    cut = find(log, VersionAttested, 2)
     told = [*log[:cut], VersionAborted(label(1), "engine-1 refused"), RunEnded("failed", "update", [])]
     assert audit(told).ok
     silent = [*log[:cut], VersionAborted(label(1), "engine-1 refused"), RunEnded("ok", "", [])]
