@@ -137,6 +137,10 @@ def _tokens(
 ) -> tuple[tuple[int, ...], str]:
     """The ids and the text of a prompt: the one place where prompts are tokenised."""
     if isinstance(value, list) and not isinstance(value[0], dict):
+        if given_tools:
+            raise PromptFault(
+                "the row has tools, and its prompt is a list of ids", "put the tools into the ids"
+            )
         ids = token_ids(value, tokenizer.size)
         return ids, tokenizer.decode(ids, skip_special_tokens=False)
     if isinstance(value, str):

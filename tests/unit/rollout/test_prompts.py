@@ -342,6 +342,7 @@ def test_what_is_shown_of_a_row_stays_on_one_line(tmp_path: Path, tok: HubTokeni
         ('{"prompt": [259], "label": 1}', "id 259 at 0 is outside the tokenizer's 0 to 258"),
         ('{"prompt": [{"content": "a"}], "label": 1}', "list of messages, and no chat template"),
         ('{"prompt": "a", "label": 1, "tools": [{"a": 1}]}', "has tools, and no chat template"),
+        ('{"prompt": [1], "label": 1, "tools": [{"a": 1}]}', "has tools, and its prompt is a list of ids"),
         ('{"prompt": "a", "label": 1, "tools": "["}', "the tools are no JSON"),
         ("[" * 100_000, "is not JSON"),
         ('{"prompt": "a", "label": 1' + "0" * 5000 + "}", "is not JSON that can be read"),
