@@ -45,7 +45,8 @@ class Control:
         """Whether the call may control: always without a token (then the host is loopback)."""
         token = self.settings.admin_token
         given = request.headers.get("Authorization", "")
-        return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+        asked = given.encode("utf-8", "surrogateescape")  # aiohttp decodes headers that way
+        return token is None or hmac.compare_digest(asked, f"Bearer {token}".encode())
 
     async def abort(self, request: web.Request) -> web.Response:
         rid = parse_abort(parse_object(await self._body(request)))

@@ -164,8 +164,8 @@ class EngineCore:
             for request, token, logprob in zip(sampling, sampled.tokens, sampled.logprobs)
             if self._accept(request, token, logprob)
         ]
-        self._ended(ended)
         self._measure(chunks, len(sampling))
+        self._ended(ended)
         return True
 
     def check(self) -> None:
@@ -186,11 +186,11 @@ class EngineCore:
         return False
 
     def _ended(self, requests: list[Request]) -> None:
+        if requests:
+            self._measure()  # first: who hears of an end may ask for the load next
         for request in requests:
             self._watches.pop(request.rid, None)
             self._on_end(request)
-        if requests:
-            self._measure()
 
     def _measure(self, chunks: tuple[Chunk, ...] = (), tokens: int = 0) -> None:
         scheduler = self.scheduler

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+
 from turnout.engine import attention
 from turnout.engine.attention import KvCache, StepRows
 from turnout.native.loader import library
@@ -39,7 +40,9 @@ class Sequences:
         """Runs (sequence, first, count) chunks and `padding` dead rows; returns a list of outputs."""
         cut = lambda x: torch.cat([x[s][a : a + n] for s, a, n in chunks] + [x[0][:1]] * padding)  # noqa: E731
         qkv = tuple(cut(x).transpose(0, 1) for x in (self.q, self.k, self.v))
-        sequence = torch.tensor([s for s, _, n in chunks for _ in range(n)] + [-1] * padding, dtype=torch.int32)
+        sequence = torch.tensor(
+            [s for s, _, n in chunks for _ in range(n)] + [-1] * padding, dtype=torch.int32
+        )
         where = [p for _, a, n in chunks for p in range(a, a + n)] + [0] * padding
         rows = StepRows(sequence, torch.tensor(where, dtype=torch.int32), self.table, self.cache)
         call = attention._native if path == "native" else attention._reference

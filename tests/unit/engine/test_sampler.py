@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from turnout.engine.sampler import Draw, sample, uniforms
 from turnout.protocol.sglang import SamplingParams
 
@@ -113,7 +114,11 @@ def test_greedy_tells_logits_apart_whose_weights_round_to_the_same():
 
 def test_uniform_is_uniform_over_seeds_and_over_positions():
     n, bins = 1 << 16, 64
-    for seeds, positions in ((range(n), [9] * n), ([9] * n, range(n)), ([2**63 - 1 - i for i in range(n)], [0] * n)):
+    for seeds, positions in (
+        (range(n), [9] * n),
+        ([9] * n, range(n)),
+        ([2**63 - 1 - i for i in range(n)], [0] * n),
+    ):
         u = uniforms(list(seeds), list(positions))
         assert u.min() >= 0.0 and u.max() < 1.0
         counts = np.histogram(u, bins, (0, 1))[0]
@@ -123,7 +128,9 @@ def test_uniform_is_uniform_over_seeds_and_over_positions():
 
 
 def test_noise_is_a_function_of_seed_and_position():
-    assert uniforms([5, 6, 5], [1, 1, 2]).tolist() == [float(uniforms([s], [p])[0]) for s, p in ((5, 1), (6, 1), (5, 2))]
+    assert uniforms([5, 6, 5], [1, 1, 2]).tolist() == [
+        float(uniforms([s], [p])[0]) for s, p in ((5, 1), (6, 1), (5, 2))
+    ]
     assert len(set(uniforms([5, 6, 5, 6, -1], [1, 1, 2, 2, 1]).tolist())) == 5
 
 
