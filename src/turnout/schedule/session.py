@@ -45,9 +45,12 @@ from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.schedule import SCHEDULES
 from turnout.serving.launcher import Engine, launch
+from turnout.train.backend import TrainBackend
 from turnout.transfer.disk import DiskUpdater
+from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
 from turnout.weights.store import WeightStore
+from turnout.weights.tensors import narrowed
 
 log = logging.getLogger(__name__)
 ATTEST_DEADLINE_S = 60.0
@@ -160,7 +163,7 @@ class Session:
         config = self.config
         trainer = TrainerThread(self._clock, config.train_step_timeout_s)
         try:
-            await self._start(inputs, trainer)
+            await self._start(inputs, trainer, events)
             clients = [engine.client for engine in self._engines]
             store = WeightStore(
                 self.paths.weights, self._files, inputs.model, config.update_weight_buffer_size
@@ -212,16 +215,10 @@ class Session:
         trainer: TrainerThread,
     ) -> None:
         """Adopts the base version, then runs THE loop."""
-        root = await trainer.call(
-            "the base weights to be digested", lambda backend: root_of(backend.export())
-        )
+        root = await trainer.call("the base weights to be digested", lambda t: base_root(t, inputs.model))
         store.open(self._run_id, INCARNATION, root)
         base = WeightVersion(INCARNATION, 0, root)
         await updater.adopt(base, ATTEST_DEADLINE_S)
-        for engine in self._engines:
-            client = engine.client
-            ready = EngineReady(client.engine_id, client.address.url, engine.process.pid, client.version)
-            updater.events.emit(ready)
         parts.gate.committed(base, 0)
         reporter, evals = parts.reporter, parts.evaluations
         assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
@@ -233,7 +230,7 @@ class Session:
             self.outcome.seconds_training = self._clock.now() - started - evals.seconds
             self.outcome.versions_committed = updater.versions_committed
 
-    async def _start(self, inputs: RunInputs, trainer: TrainerThread) -> None:
+    async def _start(self, inputs: RunInputs, trainer: TrainerThread, events: EventLog) -> None:
         """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""
         config = self.config
         self.paths.weights.mkdir(parents=True, exist_ok=True)
@@ -243,6 +240,8 @@ class Session:
             spec = wiring.engine_launch(config, index, inputs.model, folders)
             started = await launch(spec, self._clock)
             self._engines.append(started)
+            url, pid = started.client.address.url, started.process.pid
+            events.emit(EngineReady(spec.engine_id, url, pid, started.client.version))
 
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
         jobs = [trainer.start(settings), *(engine(index) for index in range(config.rollout_num_engines))]
@@ -297,6 +296,13 @@ class Session:
     def _current(updater: DiskUpdater) -> WeightVersion:
         assert updater.current is not None, "the base version is adopted before anything asks"
         return updater.current
+
+
+def base_root(trainer: TrainBackend, checkpoint: Path) -> str:
+    """The root of the trainer's weights before training, each tensor in the dtype that the checkpoint stores
+    where it holds the value exactly: the form in which engines attest what they loaded."""
+    stored = {tensor.name: tensor.dtype for tensor in read_checkpoint(checkpoint)}
+    return root_of(narrowed(tensor, stored.get(tensor.name, tensor.dtype)) for tensor in trainer.export())
 
 
 def _save_plan(config: RunConfig) -> SavePlan:

@@ -72,6 +72,8 @@ class DiskUpdater:
                 )
             await engine.set_version_label(base.label)
             engine.version = base.label
+            self.events.emit(VersionAttested(engine.engine_id, base.label, found.root, found.level))
+        self.events.emit(VersionCommitted(base.label))
         self.current = base
 
     def begin(self, export: Export, train_step: int, deadline_s: float) -> Update:

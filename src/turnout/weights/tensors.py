@@ -54,3 +54,10 @@ def nonfinite_count(tensor: HostTensor) -> int:
         return 0
     typed = tensor.bits.dtype.type(mask)
     return int(np.count_nonzero((tensor.bits & typed) == typed))
+
+
+def narrowed(tensor: HostTensor, dtype: str) -> HostTensor:
+    """A float32 tensor as bf16 where that is asked for and loses nothing; any other tensor as it is."""
+    if (tensor.dtype, dtype) != ("F32", "BF16") or np.any(tensor.bits & np.uint32(0xFFFF)):
+        return tensor
+    return HostTensor(tensor.name, dtype, tensor.shape, (tensor.bits >> np.uint32(16)).astype(np.uint16))
