@@ -1,0 +1,238 @@
+"""Samples per second of `turnout train` against TRL's GRPOTrainer: same model, prompts, lengths, steps, machine.
+
+    python -m benchmarks.e2e --json FILE [--workloads short fixed64 long_prompt] [--steps N] [--repeats N]
+
+First every generation mode of TRL is tried on each workload (one measured step); one that can't run is reported
+with its reason. Then Turnout and TRL's fastest mode run in turns, `repeats` times `steps` steps each. The first
+step of every run is a warm-up and not counted. Fails where the two sides did not do the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.e2e_workloads import GROUP_SIZE, LEARNING_RATE, WORKLOADS, Prompts, Workload, make_prompts
+from benchmarks.trl_env import environment_of, interpreter
+from benchmarks.turnout_side import turnout_side
+from turnout.train.model_zoo import fetch
+
+MODES = ("transformers", "paged", "vllm", "vllm_unpacked")
+RUN_DEADLINE_S = 3600.0
+WARM_UP_STEPS = 1
+PARTS = ("generation", "training", "other")
+# Big tensors otherwise go back to the kernel after every operation and are cleared again: half of TRL's time.
+ALLOCATOR = (
+    "glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=8589934592:glibc.malloc.hugetlb=1"
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One run of the benchmark. `weights` is the dtype of TRL's weights and optimizer."""
+
+    model: Path
+    folder: Path
+    steps: int
+    repeats: int
+    threads: int
+    weights: str
+
+
+class UnequalWork(Exception):
+    """The two sides generated or trained different amounts."""
+
+
+def trl_side(bench: Bench, workload: Workload, mode: str, prompts: Prompts, name: str) -> dict[str, Any]:
+    """One GRPOTrainer run in a child process of TRL's environment; its result, `error` set where it failed."""
+    folder = bench.folder / name
+    folder.mkdir(parents=True)
+    request = {
+        "model": str(bench.model),
+        "prompts": prompts.steps,
+        "group_size": GROUP_SIZE,
+        "new_tokens": workload.new_tokens,
+        "learning_rate": LEARNING_RATE,
+        "generation": mode,
+        "weights": bench.weights,
+        "threads": bench.threads,
+        "micro_batch": workload.trl_micro_batch,
+        "max_length": prompts.tokens + workload.new_tokens + 1,
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+    files = [str(folder / "request.json"), str(folder / "result.json")]
+    script = str(Path(__file__).with_name("trl_side.py"))
+    try:
+        python = str(interpreter(environment_of(mode)))
+        with (folder / "log").open("w") as log:
+            subprocess.run(
+                [python, script, *files],
+                env=os.environ | {"GLIBC_TUNABLES": ALLOCATOR},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=RUN_DEADLINE_S,
+                check=True,
+            )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
+        return {"error": f"{type(problem).__name__}: {problem}", "settings": request | {"prompts": "..."}}
+    return json.loads((folder / "result.json").read_text())
+
+
+def try_modes(bench: Bench, workload: Workload, broken: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Every mode once, one measured step. `broken` collects those that failed, which aren't tried again."""
+    prompts = make_prompts(workload, bench.model, WARM_UP_STEPS + 1, seed=0)
+    tried: dict[str, dict[str, Any]] = {}
+    for mode in MODES:
+        if mode in broken:
+            tried[mode] = {"error": broken[mode]}
+            continue
+        result = trl_side(bench, workload, mode, prompts, f"{workload.name}-try-{mode}")
+        if result["error"] is not None:
+            broken[mode] = result["error"]
+            tried[mode] = {"error": result["error"]}
+        else:
+            tried[mode] = {"error": None} | summary(workload, [result])
+        say(
+            f"{workload.name}: TRL {mode}: {tried[mode].get('seconds_per_step') or tried[mode]['error'][:200]}"
+        )
+    return tried
+
+
+def measure(bench: Bench, workload: Workload, broken: dict[str, str]) -> dict[str, Any]:
+    """Everything about one workload. Raises UnequalWork, and RuntimeError where a side can't run."""
+    tried = try_modes(bench, workload, broken)
+    running = {mode: t["seconds_per_step"] for mode, t in tried.items() if t["error"] is None}
+    if not running:
+        raise RuntimeError(f"no mode of TRL runs on {workload.name}: {tried}")
+    best = min(running, key=lambda mode: running[mode])
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    draws = [
+        make_prompts(workload, bench.model, WARM_UP_STEPS + bench.steps, seed=1 + r)
+        for r in range(bench.repeats)
+    ]
+    for repeat, prompts in enumerate(draws):
+        folder = bench.folder / f"{workload.name}-turnout-{repeat}"
+        ours.append(turnout_side(workload, prompts, bench.model, folder, RUN_DEADLINE_S))
+        theirs.append(trl_side(bench, workload, best, prompts, f"{workload.name}-trl-{repeat}"))
+        for side, result in (("turnout", ours[-1]), ("trl", theirs[-1])):
+            if result["error"] is not None:
+                raise RuntimeError(f"{side} failed on {workload.name}: {result['error']}")
+        check_equal(workload, prompts, ours[-1], theirs[-1])
+    turnout, trl = summary(workload, ours), summary(workload, theirs)
+    return {
+        "samples_per_step": workload.samples_per_step,
+        "prompt_tokens": draws[0].tokens,
+        "new_tokens": workload.new_tokens,
+        "ratio": turnout["samples_per_second"] / trl["samples_per_second"],
+        "turnout": turnout | {"settings": ours[0]["settings"]},
+        "trl": trl | {"mode": best, "settings": theirs[0]["settings"]} | about(theirs[0]),
+        "trl_modes": tried,
+    }
+
+
+def about(result: dict[str, Any]) -> dict[str, Any]:
+    """What TRL ran with."""
+    return {
+        name: result[name] for name in ("weight_dtype", "optimizer", "threads", "versions", "peak_rss_gib")
+    }
+
+
+def check_equal(workload: Workload, prompts: Prompts, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Both sides: the same optimizer steps, prompt tokens and response tokens in every step."""
+    steps = len(prompts.steps)
+    expected = {
+        "optimizer_steps": steps,
+        "response_tokens": [workload.tokens_per_step] * steps,
+        "prompt_tokens": [prompts.tokens * workload.samples_per_step] * steps,
+    }
+    for side, result in (("turnout", ours), ("trl", theirs)):
+        found = {
+            "optimizer_steps": result["optimizer_steps"],
+            "response_tokens": [step["response_tokens"] for step in result["steps"]],
+            "prompt_tokens": [step["prompt_tokens"] for step in result["steps"]],
+        }
+        if found != expected:
+            raise UnequalWork(f"{workload.name}, {side}: did {found}, asked for {expected}")
+
+
+def summary(workload: Workload, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over all counted steps of all runs."""
+    counted = [step for run in runs for step in run["steps"][WARM_UP_STEPS:]]
+    seconds = [step["total"] for step in counted]
+    names = sorted({key for step in counted for key in step} - {"total", "shortest", "longest"})
+    middle = {name: median(step[name] for step in counted) for name in names}
+    return {
+        "samples_per_second": workload.samples_per_step / median(seconds),
+        "tokens_per_second": workload.tokens_per_step / median(seconds),
+        "seconds_per_step": median(seconds),
+        "seconds_range": [min(seconds), max(seconds)],
+        "seconds_of_part": {part: middle.pop(part) for part in PARTS},
+        "medians": middle,
+        "steps_counted": len(counted),
+        "optimizer_steps": sum(run["optimizer_steps"] for run in runs),
+        "response_tokens": sum(step["response_tokens"] for run in runs for step in run["steps"]),
+    }
+
+
+def say(line: str) -> None:
+    """Progress, on stderr."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def read_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.e2e", description="Turnout against TRL's GRPOTrainer")
+    parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--steps", type=int, default=3, help="counted steps of a run")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each side, in turns")
+    parser.add_argument("--threads", type=int, default=machine.cpus(), help="threads of TRL")
+    parser.add_argument("--trl-weights", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--keep", type=Path, help="folder for logs and runs; a temporary one otherwise")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark; 0, or 1 where the sides differ or one failed."""
+    args = read_arguments(argv)
+    before, started = machine.describe(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="turnout-e2e-") as temporary:
+        folder = (args.keep or Path(temporary)).absolute()
+        bench = Bench(fetch(), folder, args.steps, args.repeats, args.threads, args.trl_weights)
+        results: dict[str, Any] = {}
+        broken: dict[str, str] = {}
+        for name in args.workloads:
+            results[name] = measure(bench, WORKLOADS[name], broken)
+            say(f"{name}: {results[name]['ratio']:.2f} x TRL ({results[name]['trl']['mode']})")
+    report = {
+        "benchmark": "e2e",
+        "model": "SmolLM2-135M-Instruct, from a 4-bit GGUF, as bf16",
+        "machine": before,
+        "steps": args.steps,
+        "repeats": args.repeats,
+        "warm_up_steps_per_run": WARM_UP_STEPS,
+        "trl_environment": {"GLIBC_TUNABLES": ALLOCATOR},
+        "seconds_total": round(time.monotonic() - started, 1),
+        "workloads": results,
+    }
+    args.json.write_text(json.dumps(report, indent=2) + "\n")
+    for name, result in results.items():
+        print(
+            f"{name:12} {result['turnout']['samples_per_second']:8.2f} samples/s, TRL "
+            f"{result['trl']['samples_per_second']:8.2f} ({result['trl']['mode']}), ratio {result['ratio']:.2f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
