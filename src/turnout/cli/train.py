@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 
+from turnout.cli.options import split_run_file
 from turnout.config.load import dump, load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
@@ -19,8 +19,7 @@ TERMINATED = 143
 
 def command(argv: list[str]) -> int:
     """Runs one training run; the exit status. The first word may be a YAML or JSON file."""
-    file = Path(argv[0]) if argv and not argv[0].startswith("-") else None
-    config = load(file, argv[1:] if file is not None else argv)
+    config = load(*split_run_file(argv))
     _prepare_process(config)
     from turnout.placement.real import DiskStore, RealClock
     from turnout.schedule.session import Session, load_inputs

@@ -19,6 +19,7 @@ from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.worker import Generator
 from turnout.schedule.phases import Phases
 
+EVAL_SEEDS = (0, ("eval",))  # not the run's seed: runs are compared on the same noise
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +42,7 @@ class EvalRuns:
     ) -> None:
         self._plan, self._generator, self._rewards, self._events = plan, generator, rewards, events
         self._phases = phases
-        self._seeds = SeedTree(0).child("eval")  # not the run's: runs are compared on the same noise
+        self._seeds = SeedTree(*EVAL_SEEDS)
         self.points: dict[tuple[str, int], EvalPoint] = {}
         self.seconds = 0.0
 

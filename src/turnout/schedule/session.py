@@ -95,10 +95,12 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     if source.total is not None:
         by_data = -(-source.total // config.rollout_batch_size)
         steps = by_data if steps is None else min(steps, by_data)
-    return RunInputs(model, tokenizer, source, _eval_plan(config, tokenizer), steps)
+    return RunInputs(model, tokenizer, source, eval_plan(config, tokenizer), steps)
 
 
-def _eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
+def eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
+    """Held-out sets of the configuration, loaded; raises UserError as load_prompts does."""
+
     def prompts(path: str) -> list[Prompt]:
         return load_prompts(wiring.eval_data(config, path), tokenizer)[: config.eval_num_prompts]
 

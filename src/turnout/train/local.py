@@ -25,6 +25,7 @@ from turnout.core.types import TrainBatch, TrainSample
 from turnout.train.backend import StepReport
 from turnout.train.checkpoint import Counters, load_state, save_state
 from turnout.train.export import export_tensors, plan_export
+from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
 from turnout.train.losses.grpo import LossInputs, TokenSums, grpo_loss
 from turnout.train.losses.weights import token_weights
@@ -86,6 +87,7 @@ class LocalBackend:
         self._entries = plan_export(settings.checkpoint, named, tied)
         self._flat = FlatParameters(named.items(), dtype)
         self._model.slots = self._flat.slots
+        fuse(self._model.module)
         self._optimizer = AdamW(self._flat, settings.optimizer)
         self._reference: CausalModel | None = None
         if settings.reference is not None:

@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from turnout.core.errors import Fault, ModelError
 from turnout.train import attention
+from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions, chunked_logprobs
 from turnout.train.parameters import GradientSlot
 from turnout.train.rows import Rows
@@ -149,4 +150,5 @@ def freeze(model: CausalModel, dtype: torch.dtype) -> CausalModel:
     for parameter in model.module.parameters():
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(dtype)
+    fuse(model.module)
     return model
