@@ -1,4 +1,4 @@
-"""Packing, shared prompts, the chunked head and flat gradients against plain transformers, one sequence at a time."""
+"""Packing, shared prompts, the chunked head and flat gradients against plain transformers, unpacked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from tests.train_models import (
-    KINDS, gradients, make_model, make_samples, reference_logprobs, reference_loss, reference_model, settings_for,
+    KINDS,
+    gradients,
+    make_model,
+    make_samples,
+    reference_logprobs,
+    reference_loss,
+    reference_model,
+    settings_for,
 )  # fmt: skip
 from turnout.train import attention, head, packing
 from turnout.train.local import LocalBackend

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from tests.train_models import (
-    batch_of, gradients, make_model, make_samples, reference_logprobs, reference_loss, reference_model, settings_for,
+    batch_of,
+    gradients,
+    make_model,
+    make_samples,
+    reference_logprobs,
+    reference_loss,
+    reference_model,
+    settings_for,
 )  # fmt: skip
 from turnout.core.errors import ConfigError, ModelError, TrainError
 from turnout.train.backend import make_backend
