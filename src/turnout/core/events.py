@@ -50,12 +50,14 @@ class GroupTaken(Event):
 
 @dataclass(frozen=True)
 class GroupCompleted(Event):
-    """All members are generated and scored. `lengths` holds per member (tokens, log-probs, mask, spans)."""
+    """All members are generated and scored. `lengths` holds per member (tokens, log-probs, mask, spans),
+    `digest` is over the token ids and log-probs of all members, so that runs can be compared bit for bit."""
 
     group: str
     lengths: list[list[int]]
     versions: list[str]
     rewards: list[float]
+    digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ class SeedTree:
 
     @property
     def seed(self) -> int:
-        """63 bits, uniform over paths."""
-        text = "/".join([str(self.root), *(f"{type(n).__name__}:{n}" for n in self.path)])
+        """63 bits, uniform over paths. A slash in a name is doubled, so that no name spells another path."""
+        names = [f"{type(n).__name__}:{n}".replace("/", "//") for n in self.path]
+        text = "/".join([str(self.root), *names])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
     def random(self) -> random.Random:

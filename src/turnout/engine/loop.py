@@ -8,6 +8,7 @@ one line and ends the process with status 70, since an engine that cannot comput
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import queue
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from turnout.core.errors import EngineBusy, TurnoutError
+from turnout.core.errors import EngineBusy, Fault, TurnoutError, UserError
 from turnout.engine.core import Attested, EngineCore, Load
 from turnout.engine.model import LoadedModel, load_model
 from turnout.engine.scheduler_machine import Request
@@ -53,7 +54,8 @@ class ComputeThread:
 
     async def stop(self, deadline_s: float) -> None:
         """Ends the thread after its current step; requests in flight stay unanswered."""
-        self._commands.put_nowait(None)
+        with contextlib.suppress(queue.Full):  # then the thread, a daemon, ends with the process
+            self._commands.put_nowait(None)
         await asyncio.to_thread(self._thread.join, deadline_s)
 
     @property
@@ -90,7 +92,7 @@ class ComputeThread:
         """The request, ended. At the deadline it is aborted and returned with what exists; a cancelled caller
         (its client went away) aborts it too, so that its pages return."""
         if request.rid in self._finished:
-            await self.do(lambda core: core.submit(request), deadline_s)  # raises: the id is in use
+            raise UserError(Fault("rid", request.rid, "is in use by a request that still runs"))
         ended: asyncio.Future[Request] = self._loop.create_future()
         self._finished[request.rid] = ended
         try:
@@ -125,12 +127,12 @@ class ComputeThread:
     def _main(self) -> None:
         try:
             torch.set_num_threads(self.settings.threads)
-            core = EngineCore(load_model(self.settings), self.settings, self._ended)
-        except (TurnoutError, OSError) as fault:
-            self._post(self._started, None, fault)
-            return
-        self._post(self._started, core, None)
-        try:
+            try:
+                core = EngineCore(load_model(self.settings), self.settings, self._ended)
+            except (TurnoutError, OSError) as fault:
+                self._post(self._started, None, fault)
+                return
+            self._post(self._started, core, None)
             self._run(core)
         except BaseException as fault:  # whatever it is, the process must not go on without this thread
             log.critical(

@@ -7,6 +7,7 @@ so memory is bounded by what is open.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -42,7 +43,9 @@ class GroupBook:
         self._move(group.group_id, GroupEvent.COMPLETE)
         members = group.trajectories
         lengths = [[len(t.response_ids), len(t.logprobs), len(t.loss_mask), len(t.spans)] for t in members]
-        self.events.emit(GroupCompleted(group.group_id, lengths, versions_of(group), group.rewards))
+        self.events.emit(
+            GroupCompleted(group.group_id, lengths, versions_of(group), group.rewards, samples_digest(group))
+        )
 
     def consume(self, group_id: str) -> None:
         """The group is in a train batch."""
@@ -78,3 +81,9 @@ class GroupBook:
 def versions_of(group: RolloutGroup) -> list[str]:
     """The labels that made any token of the group, sorted."""
     return sorted({label for t in group.trajectories for label in t.spans.labels})
+
+
+def samples_digest(group: RolloutGroup) -> str:
+    """16 hex digits over token ids and the exact log-probs of every member, in member order."""
+    text = repr([(t.response_ids, t.logprobs) for t in group.trajectories])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -44,7 +44,7 @@ from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightU
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.schedule import SCHEDULES
-from turnout.serving.launcher import Engine, launch
+from turnout.serving.launcher import Engine, HealthProbe, launch
 from turnout.train.backend import TrainBackend
 from turnout.transfer.disk import DiskUpdater
 from turnout.weights.checkpoint_io import read_checkpoint
@@ -257,8 +257,13 @@ class Session:
         """Runs `work` beside a watch on every engine process; the death of one ends it."""
         assert asyncio.iscoroutine(work)
         main = asyncio.ensure_future(work)
+        probe = HealthProbe(
+            self.config.rollout_health_check_interval, self.config.rollout_health_check_timeout
+        )
         deaths = [
-            asyncio.ensure_future(engine.dies(lambda: self._phases.current)) for engine in self._engines
+            asyncio.ensure_future(watch)
+            for engine in self._engines
+            for watch in (engine.dies(self._phase), engine.hangs(self._phase, probe, self._clock))
         ]
         ticker = asyncio.ensure_future(self._tick(reporter))
         try:
@@ -274,6 +279,9 @@ class Session:
             for task in (main, ticker, *deaths):
                 task.cancel()
             await asyncio.gather(main, ticker, *deaths, return_exceptions=True)
+
+    def _phase(self) -> str:
+        return self._phases.current
 
     async def _tick(self, reporter: RunReporter) -> None:
         while True:

@@ -1,0 +1,133 @@
+"""`turnout train` as a process: a whole run, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.process.run_process import events, of_kind, processes_of, train
+from turnout.observe.metrics import read_metrics, repeatable
+from turnout.weights.digest import root_of
+from turnout.weights.manifest import verify
+
+DETERMINISTIC = (
+    "--deterministic", "--dtype", "float32", "--trainer-threads", "1", "--num-rollout", "4", "--no-plots",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of examples/tiny.yaml with proxies set that lead nowhere, a checkpoint and an HF export."""
+    folder = tmp_path_factory.mktemp("train")
+    run = folder / "run"
+    dead = "http://127.0.0.1:9"
+    status, out, err = train(
+        run, "--save", str(folder / "save"), "--save-interval", "5", "--save-hf", str(folder / "hf"),
+        HTTP_PROXY=dead, http_proxy=dead, ALL_PROXY=dead, all_proxy=dead, HTTPS_PROXY=dead, NO_PROXY="",
+    )  # fmt: skip
+    assert status == 0, err
+    return run, out
+
+
+def test_the_summary_tells_the_whole_run(finished: tuple[Path, str]) -> None:
+    summary = json.loads((finished[0] / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["steps"] == summary["weight_versions_committed"] == 12
+    assert summary["reward_last"] > summary["reward_first"] + 0.1
+    assert summary["eval_after"] > summary["eval_before"]
+    assert summary["groups"] == {"taken": 48, "trained": 48, "dropped": 0, "open": 0, "lost": 0}
+    assert summary["audit"]["failed"] == 0 and summary["audit"]["passed"] >= 10
+    assert 0 <= summary["mismatch_mean_abs_logprob"] < 0.08
+    assert 0 < summary["seconds_training"] < summary["seconds_total"]
+
+
+def test_a_run_leaves_its_files_and_nothing_else(finished: tuple[Path, str]) -> None:
+    run = finished[0]
+    assert processes_of(run) == []
+    names = sorted(path.name for path in (run / "weights").iterdir())
+    assert names == ["PUBLISHED", "run.json", "weight_v000011", "weight_v000012"]
+    assert len(list((run / "weights" / "PUBLISHED").iterdir())) == 12
+    assert (run / "plots" / "plots.png").stat().st_size > 10_000
+    assert len(read_metrics(run / "metrics.jsonl")) >= 12
+    assert [row["leftovers"] for row in of_kind(run, "RunEnded")] == [[]]
+
+
+def test_every_version_was_attested_before_it_was_committed(finished: tuple[Path, str]) -> None:
+    proved: dict[str, str] = {}
+    committed = []
+    for row in events(finished[0]):
+        if row["event"] == "VersionAttested":
+            proved[row["version"]] = row["level"]
+        elif row["event"] == "VersionCommitted":
+            assert proved[row["version"]] == "memory"
+            committed.append(row["version"])
+    assert len(committed) == len(set(committed)) == 13  # the base and one per step
+
+
+def test_published_versions_are_whole(finished: tuple[Path, str]) -> None:
+    for name in ("weight_v000011", "weight_v000012"):
+        assert verify(finished[0] / "weights" / name).kind == "full"
+
+
+def test_checkpoint_and_hf_export(finished: tuple[Path, str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from turnout.weights.checkpoint_io import read_checkpoint
+
+    folder = finished[0].parent
+    assert sorted(path.name for path in (folder / "save").iterdir()) == ["step_000010", "step_000012"]
+    state = json.loads((folder / "save" / "step_000012" / "state.json").read_text())
+    assert (state["step"], state["position"], state["version"]["counter"]) == (12, 48, 12)
+    assert root_of(read_checkpoint(folder / "hf")) == state["version"]["root"]
+    AutoModelForCausalLM.from_pretrained(folder / "hf")
+
+
+def test_it_prints_the_curve_and_the_way_to_the_results(finished: tuple[Path, str]) -> None:
+    out = finished[1]
+    assert "step 12/12" in out and "audit" in out and str(finished[0]) in out
+
+
+def test_a_second_run_may_not_use_the_same_folder(finished: tuple[Path, str]) -> None:
+    status, _, err = train(finished[0])
+    assert status == 2 and "--run-dir" in err
+
+
+def test_the_saved_configuration_reproduces_the_run(finished: tuple[Path, str], tmp_path: Path) -> None:
+    """Same options from config.json; the same prompts are taken."""
+    from tests.process.run_process import ended, start
+
+    again = tmp_path / "again"
+    config = str(finished[0] / "config.json")
+    words = ["--run-dir", str(again), "--num-rollout", "1", "--no-plots"]
+    status, _, err = ended(start("train", config, *words, "--save-hf", str(tmp_path / "hf")))
+    assert status == 0, err
+    first = [row["prompt"] for row in of_kind(finished[0], "GroupTaken")][:4]
+    assert [row["prompt"] for row in of_kind(again, "GroupTaken")] == first
+
+
+def test_same_seed_twice_is_equal_bit_for_bit(tmp_path: Path) -> None:
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for run in runs:
+        status, _, err = train(run, *DETERMINISTIC)
+        assert status == 0, err
+    roots, samples, metrics = [], [], []
+    for run in runs:
+        roots.append([row["root"] for row in of_kind(run, "VersionPublished")])
+        samples.append({row["group"]: row["digest"] for row in of_kind(run, "GroupCompleted")})
+        metrics.append([(step, repeatable(row)) for step, row in read_metrics(run / "metrics.jsonl")])
+    assert roots[0] == roots[1] and len(set(roots[0])) == 4
+    assert samples[0] == samples[1] and len(samples[0]) == 16
+    assert metrics[0] == metrics[1]
+
+
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    """So that the test above can fail."""
+    roots = []
+    for seed in ("1", "2"):
+        run = tmp_path / seed
+        status, _, err = train(run, *DETERMINISTIC, "--seed", seed, "--num-rollout", "1")
+        assert status == 0, err
+        roots.append([row["root"] for row in of_kind(run, "VersionPublished")])
+    assert roots[0] != roots[1]

@@ -1,0 +1,117 @@
+"""Runs that end early: what the user is told, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.run_process import ROOT, TINY, ended, gone_within, of_kind, start, train, wait_for
+
+LONG = (
+    "--rollout-max-response-len", "400", "--rollout-min-response-len", "400", "--no-plots", "--skip-eval-before-train",
+)  # fmt: skip
+
+
+def engine_pid(run: Path) -> int:
+    return of_kind(run, "EngineReady")[0]["pid"]
+
+
+def test_an_engine_killed_in_a_rollout_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start("train", str(TINY), "--run-dir", str(run), *LONG)
+    wait_for("the second rollout", lambda: len(of_kind(run, "GroupTaken")) > 4, process)
+    version = of_kind(run, "VersionCommitted")[-1]["version"]
+    os.kill(engine_pid(run), signal.SIGKILL)
+    killed = time.monotonic()
+    status, _, err = ended(process)
+    assert time.monotonic() - killed < 10  # the promise of the issue, a bound and not a timing
+    assert status == 4
+    lines = [line for line in err.splitlines() if "engine-0" in line]
+    assert len(lines) == 1 and "phase rollout" in lines[0] and version in lines[0] and "SIGKILL" in lines[0]
+    assert gone_within(run, 5) == []
+    assert not [path.name for path in (run / "weights").iterdir() if ".tmp-" in path.name]
+    lost = of_kind(run, "EngineLost")
+    assert [(row["engine"], row["phase"], row["last_version"]) for row in lost] == [
+        ("engine-0", "rollout", version)
+    ]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (
+        summary["status"] == "failed" and summary["groups"]["lost"] == 0 and summary["audit"]["failed"] == 0
+    )
+
+
+def test_an_engine_that_hangs_is_found_by_its_health(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("--rollout-health-check-interval", "0.2", "--rollout-health-check-timeout", "1")
+    process = start("train", str(TINY), "--run-dir", str(run), *LONG, *words)
+    wait_for("a rollout", lambda: of_kind(run, "GroupTaken"), process)
+    pid = engine_pid(run)
+    os.kill(pid, signal.SIGSTOP)
+    status, _, err = ended(process, 60)
+    assert status == 4 and "engine-0" in err and "health" in err
+    assert gone_within(run, 5) == []
+
+
+def test_sigterm_ends_the_run_with_143_and_nothing_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start("train", str(TINY), "--run-dir", str(run), *LONG)
+    wait_for("a rollout", lambda: of_kind(run, "GroupTaken"), process)
+    process.send_signal(signal.SIGTERM)
+    status, _, _ = ended(process, 30)
+    assert status == 143
+    assert gone_within(run, 5) == []
+    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_a_killed_controller_takes_its_engine_along(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start("train", str(TINY), "--run-dir", str(run), *LONG)
+    wait_for("a rollout", lambda: of_kind(run, "GroupTaken"), process)
+    process.kill()
+    ended(process, 30)
+    assert gone_within(run, 10) == []
+
+
+def test_an_engine_that_cannot_start_is_explained(tmp_path: Path) -> None:
+    """The KV cache is too small for one step: the engine refuses its settings, the run says so."""
+    status, _, err = train(tmp_path / "run", "--engine-start-timeout-s", "0.05")
+    assert status == 4 and "engine-0" in err and "phase start" in err
+    assert gone_within(tmp_path / "run", 5) == []
+
+
+def test_five_mistakes_are_all_told(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        "hf_checkpoint: tiny:llama\n"
+        f"prompt_data: {ROOT / 'examples/data/sums_train.jsonl'}\n"
+        "label_key: label\napply_chat_template: true\nrm_type: last_number\nnum_rollout: 2\n"
+        "rollout_temprature: 1\n"  # a typing mistake
+        "rollout_batch_size: many\n"  # not a number
+        "lr: -1\n"  # out of range
+        "rollout_top_p: 0.9\n"  # cuts the distribution
+        "colocate: true\n"  # not yet
+    )
+    status, _, err = ended(start("train", str(bad)), 60)
+    assert status == 2 and "5 faults" in err
+    for word in ("rollout-temperature", "--rollout-batch-size", "--lr", "--rollout-top-p", "colocate"):
+        assert word in err, word
+    assert "Traceback" not in err
+
+
+def test_a_bad_row_is_told_with_its_line(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "a", "label": "1"}\n{"prompt": "b", "label":\n')
+    status, _, err = train(tmp_path / "run", "--prompt-data", str(data), "--no-apply-chat-template")
+    assert status == 2 and "rows.jsonl:2" in err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["eval", "--help"], ["model", "--help"]])
+def test_help_needs_no_torch(words: list[str]) -> None:
+    status, out, _ = ended(start(*words, PYTHONPATH=str(ROOT / "tests" / "process" / "no_torch")), 60)
+    assert status == 0 and re.search(r"turnout|--hf-checkpoint", out)
