@@ -123,8 +123,8 @@ def test_logprobs_are_those_of_a_plain_forward(bench):
             logits = plain(ids, use_cache=False).logits[0, len(request.tokens) - 1 : -1].float() / temperature
         want = torch.log_softmax(logits.double(), -1)[range(len(tokens)), tokens]
         off = (torch.tensor(logprobs).double() - want).abs()
-        # bf16 rounds at every layer, and a router near a tie may choose another expert: the mean is bounded
-        assert off.max() <= 1e-5 if exact else off.mean() <= 0.08
+        # bf16 rounds at every layer, and a router near a tie may choose another expert, so the median is bounded
+        assert off.max() <= 1e-5 if exact else off.median() <= 0.05
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,9 +137,9 @@ def test_a_row_of_a_blocked_product_depends_on_itself_only(dtype, threads, shape
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        whole = row_blocks(x, 64, product)
+        whole = row_blocks(x, 32, product)
         for rows in ([0], [199], [5, 150, 7], list(range(64, 128)), list(range(199, -1, -1))):
-            assert torch.equal(row_blocks(x[rows], 64, product), whole[rows])
+            assert torch.equal(row_blocks(x[rows], 32, product), whole[rows])
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(whole.double(), x.double() @ w.double().T, rtol=2e-2, atol=0.2)
