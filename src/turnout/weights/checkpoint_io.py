@@ -118,10 +118,13 @@ def _index(folder: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, OSError) as fault:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as fault:
         raise WeightError(f"{path}: not an index of weights: {fault}") from fault
+    placed = rows.get("weight_map") if isinstance(rows, dict) else None
+    if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
+        raise WeightError(f"{path}: not an index of weights: no weight_map from names to files")
     for name, file in placed.items():
-        if Path(file).name != file:
+        if Path(file).name != file or file in ("", ".."):
             raise WeightError(f"{path}: {name} points outside the folder: {file!r}")
     return placed

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -58,7 +59,7 @@ def add(left: Sums, right: Sums) -> Sums:
 
 def finish(sums: Sums, dtype: str, shape: tuple[int, ...]) -> str:
     """The tensor digest, 32 hex digits, from its sums and its dtype and shape."""
-    head = f"{dtype} {list(shape)} {int(np.prod(shape, dtype=np.int64))}"
+    head = f"{dtype} {list(shape)} {math.prod(shape)}"
     text = f"{head} {sums[0]:016x}{sums[1]:016x}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -46,13 +46,13 @@ def parse_manifest(data: bytes, where: str) -> WeightManifest:
         found = (row.pop("format"), row.pop("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise WeightError(f"{where}: format {found}, this program reads {(FORMAT, FORMAT_VERSION)}")
-        row["version"] = WeightVersion(**row["version"])
+        row["version"], row["files"] = WeightVersion(**row["version"]), dict(row["files"].items())
         row["tensors"] = {
             name: TensorEntry(e["dtype"], tuple(e["shape"]), e["digest"], e["file"])
             for name, e in row["tensors"].items()
         }
         return WeightManifest(**row)
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as fault:
         raise WeightError(f"{where}: not a manifest: {fault}") from fault
 
 

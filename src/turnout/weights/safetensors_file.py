@@ -10,6 +10,7 @@ tensor.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def _header(path: Path, data: NDArray[Any]) -> tuple[int, dict[str, Any]]:
         )
     try:
         rows = json.loads(data[8 : 8 + length].tobytes())
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise WeightError(f"{path}: the header is not JSON: {fault}") from fault
     if not isinstance(rows, dict):
         raise WeightError(f"{path}: the header is not an object")
@@ -83,24 +84,25 @@ def _header(path: Path, data: NDArray[Any]) -> tuple[int, dict[str, Any]]:
 
 
 def _begin(path: Path, item: tuple[str, Any]) -> tuple[int, int]:
-    try:
-        begin, end = item[1]["data_offsets"]
-        return int(begin), int(end)
-    except (KeyError, TypeError, ValueError) as fault:
-        raise WeightError(f"{path}: {item[0]}: broken entry in the header") from fault
+    name, row = item
+    offsets = row.get("data_offsets") if isinstance(row, dict) else None
+    if not isinstance(offsets, list) or len(offsets) != 2 or not _counts(offsets):
+        raise WeightError(f"{path}: {name}: broken entry in the header")
+    return offsets[0], offsets[1]
 
 
 def _checked_end(path: Path, name: str, row: dict[str, Any], expected: int) -> int:
     begin, end = row["data_offsets"]
-    width = ITEM_BYTES.get(row.get("dtype", ""))
-    if width is None:
-        raise WeightError(f"{path}: {name}: unknown dtype {row.get('dtype')!r}")
-    shape = row.get("shape")
-    if not isinstance(shape, list) or any(not isinstance(n, int) or n < 0 for n in shape):
+    dtype, shape = row.get("dtype"), row.get("shape")
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise WeightError(f"{path}: {name}: unknown dtype {dtype!r}")
+    if not isinstance(shape, list) or not _counts(shape):
         raise WeightError(f"{path}: {name}: broken shape {shape!r}")
-    needed = int(np.prod(shape, dtype=np.int64)) * width
+    needed = math.prod(shape) * ITEM_BYTES[dtype]  # Python's integers: a product beyond 64 bits must not wrap
     if begin != expected or end - begin != needed:
-        raise WeightError(
-            f"{path}: {name}: bytes {begin} to {end}, where {row['dtype']} {shape} needs {needed}"
-        )
+        raise WeightError(f"{path}: {name}: bytes {begin} to {end}, where {dtype} {shape} needs {needed}")
     return end
+
+
+def _counts(values: list[Any]) -> bool:
+    return all(type(n) is int and n >= 0 for n in values)

@@ -7,6 +7,7 @@ subnormals keep their patterns.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ class HostTensor:
     bits: NDArray[np.unsignedinteger]
 
     def __post_init__(self) -> None:
-        count = int(np.prod(self.shape, dtype=np.int64))
+        count = math.prod(self.shape)
         width = ITEM_BYTES[self.dtype]
         if self.bits.shape != (count,) or self.bits.dtype != UNSIGNED[width]:
             raise ValueError(
