@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,7 +25,8 @@ def test_bits_must_have_the_width_and_count_of_the_dtype_and_shape(dtype: str) -
     assert HostTensor("w", dtype, (), np.zeros(1, width)).nbytes == ITEM_BYTES[dtype]
     assert HostTensor("w", dtype, (0, 4), np.zeros(0, width)).nbytes == 0
     other = UNSIGNED[8 if ITEM_BYTES[dtype] == 1 else 1]
-    for bits in (np.zeros(5, width), np.zeros((2, 3), width), np.zeros(6, other)):
+    wrong: list[Any] = [np.zeros(5, width), np.zeros((2, 3), width), np.zeros(6, other)]
+    for bits in wrong:
         with pytest.raises(ValueError, match="w: "):
             HostTensor("w", dtype, (2, 3), bits)
 
