@@ -73,10 +73,15 @@ class DiskStore:
         _sync(final.parent)
 
     def remove_tree(self, path: Path) -> None:
-        """Renames the folder out of the way first, so that no reader meets half of it."""
-        doomed = path.with_name(f".removed-{path.name}-{os.getpid()}")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        """A folder or a file; renamed out of the way first, so that no reader meets half of it."""
+        doomed = path
+        if not path.name.startswith(".removed-"):
+            doomed = path.with_name(f".removed-{path.name}-{os.getpid()}")
+            path.rename(doomed)
+        if doomed.is_dir():
+            shutil.rmtree(doomed)
+        else:
+            doomed.unlink()
 
     def free_bytes(self, path: Path) -> int:
         return shutil.disk_usage(path).free

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,21 +49,19 @@ class WeightStore:
         self._run_id, self._incarnation = "", 0
 
     def open(self, run_id: str, incarnation: int, base_root: str) -> None:
-        """Creates the store or joins it again; raises WeightError where it belongs to another run."""
+        """Creates the store or joins it again; raises WeightError where it belongs to another run, or where
+        its files cannot be read or written."""
         self._run_id, self._incarnation = run_id, incarnation
-        self.root.mkdir(parents=True, exist_ok=True)
-        (self.root / "PUBLISHED").mkdir(exist_ok=True)
-        mine = {"run_id": run_id, "base_root": base_root}
-        if not self._files.create_once(self.root / "run.json", json.dumps(mine).encode()):
-            found = json.loads(self._files.read(self.root / "run.json"))
-            if found != mine:
-                raise WeightError(
-                    f"{self.root} belongs to run {found.get('run_id')} on base {found.get('base_root')}, "
-                    f"this is run {run_id} on base {base_root}: give it another --update-weight-disk-dir"
-                )
-        for name in self._files.names(self.root):
-            if ".tmp-" in name or name.startswith(".removed-"):
-                self._files.remove_tree(self.root / name)
+        records = self.root / "PUBLISHED"
+        with self._told("cannot be opened"):
+            records.mkdir(parents=True, exist_ok=True)
+            mine = {"run_id": run_id, "base_root": base_root}
+            if not self._files.create_once(self.root / "run.json", json.dumps(mine).encode()):
+                self._check_owner(mine)
+            for folder in (self.root, records):
+                for name in self._files.names(folder):
+                    if ".tmp-" in name or name.startswith(".removed-"):
+                        self._files.remove_tree(folder / name)
 
     def newest_counter(self) -> int:
         """The highest counter ever given out here, 0 where there is none."""
@@ -71,33 +70,19 @@ class WeightStore:
         return max((int(match.group(1)) for match in [*folders, *records] if match), default=0)
 
     def publish(self, tensors: Iterable[HostTensor], step: int) -> Published:
-        """Writes the next version and returns it; raises WeightError, leaving nothing behind, where there is
-        too little room or the write fails."""
-        counter, write_id = self.newest_counter() + 1, uuid.uuid4().hex
-        self._check_room(counter)
-        staged = self.root / f"weight_v{counter:06d}.tmp-{write_id}"
-        staged.mkdir()
-        try:
-            copy_assets(self._assets, staged)
-            written = write_checkpoint(staged, tensors, self._shard_bytes)
-            version = WeightVersion(self._incarnation, counter, written.root)
-            manifest = WeightManifest(
-                version, "full", step, self._run_id, write_id, written.files, written.tensors
-            )
-            (staged / MANIFEST).write_bytes(manifest.to_bytes())
-            (staged / DONE).write_bytes(b"")
-            self._files.publish_folder(staged, self.root / version.directory)
-        except OSError as fault:
-            raise WeightError(f"version {counter} could not be written to {self.root}: {fault}") from fault
-        finally:
-            if staged.exists():
-                self._files.remove_tree(staged)
-        record = json.dumps({**asdict(version), "write_id": write_id}).encode()
-        if not self._files.create_once(self.root / "PUBLISHED" / f"{counter:06d}.json", record):
-            raise WeightError(
-                f"version {counter} was published by somebody else: is another trainer running?"
-            )
-        return Published(version, self.root / version.directory, sum(written.files.values()))
+        """Writes the next version and returns it; raises WeightError, leaving nothing half-written behind,
+        where there is too little room, a file operation fails or another publisher was faster."""
+        with self._told("no version could be written"):
+            counter, write_id = self.newest_counter() + 1, uuid.uuid4().hex
+            self._check_room(counter)
+            manifest = self._write(tensors, step, counter, write_id)
+            record = json.dumps({**asdict(manifest.version), "write_id": write_id}).encode()
+            if not self._files.create_once(self.root / "PUBLISHED" / f"{counter:06d}.json", record):
+                raise WeightError(
+                    f"version {counter} was published by somebody else: is another trainer running?"
+                )
+        folder = self.root / manifest.version.directory
+        return Published(manifest.version, folder, sum(manifest.files.values()))
 
     def versions(self) -> list[WeightManifest]:
         """The complete versions, oldest first; an incomplete folder is left out."""
@@ -114,9 +99,52 @@ class WeightStore:
         """Removes every version folder whose counter is not in `keep`; returns the counters removed."""
         matches = [_FOLDER.fullmatch(name) for name in self._files.names(self.root)]
         gone = [int(match.group(1)) for match in matches if match and int(match.group(1)) not in keep]
-        for counter in gone:
-            self._files.remove_tree(self.root / f"weight_v{counter:06d}")
+        with self._told("an old version cannot be removed"):
+            for counter in gone:
+                self._files.remove_tree(self.root / f"weight_v{counter:06d}")
         return gone
+
+    def _write(self, tensors: Iterable[HostTensor], step: int, counter: int, write_id: str) -> WeightManifest:
+        """Stages a version beside its place and renames it there."""
+        staged = self.root / f"weight_v{counter:06d}.tmp-{write_id}"
+        staged.mkdir()
+        try:
+            copy_assets(self._assets, staged)
+            written = write_checkpoint(staged, tensors, self._shard_bytes)
+            version = WeightVersion(self._incarnation, counter, written.root)
+            manifest = WeightManifest(
+                version, "full", step, self._run_id, write_id, written.files, written.tensors
+            )
+            (staged / MANIFEST).write_bytes(manifest.to_bytes())
+            (staged / DONE).write_bytes(b"")
+            self._files.publish_folder(staged, self.root / version.directory)
+        except BaseException:
+            with suppress(OSError):  # the first fault is the one to tell; `open` removes what stays
+                if staged.exists():
+                    self._files.remove_tree(staged)
+            raise
+        return manifest
+
+    def _check_owner(self, mine: dict[str, str]) -> None:
+        try:
+            found = json.loads(self._files.read(self.root / "run.json"))
+        except ValueError as fault:
+            raise WeightError(f"{self.root / 'run.json'} is not the record of a run: {fault}") from fault
+        if not isinstance(found, dict):
+            raise WeightError(f"{self.root / 'run.json'} is not the record of a run: {found!r}")
+        if found != mine:
+            raise WeightError(
+                f"{self.root} belongs to run {found.get('run_id')} on base {found.get('base_root')}, this is "
+                f"run {mine['run_id']} on base {mine['base_root']}: give it another --update-weight-disk-dir"
+            )
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Faults of the file system as WeightErrors that name the store."""
+        try:
+            yield
+        except OSError as fault:
+            raise WeightError(f"{self.root}: {what}: {fault}") from fault
 
     def _check_room(self, counter: int) -> None:
         sizes = [sum(manifest.files.values()) for manifest in self.versions()[-1:]]
