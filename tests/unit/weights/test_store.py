@@ -1,0 +1,379 @@
+"""A version appears whole or not at all, and a counter is never given out twice: with faults injected at every
+file operation, with another publisher beside, and with a process that is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.weight_files import as_rows, assets, host, model
+from turnout.core.errors import WeightError
+from turnout.placement.real import DiskStore
+from turnout.weights.checkpoint_io import read_checkpoint
+from turnout.weights.digest import root_of
+from turnout.weights.manifest import load_manifest, verify
+from turnout.weights.store import WeightStore
+
+BASE = "b" * 32
+SHARD = 200
+INCARNATION = 3
+
+
+def opened(
+    root: Path, run_id: str = "run", files: Any = None, base: str = BASE, source: Any = None
+) -> WeightStore:
+    source = source or root.parent / "assets"
+    if not source.exists():
+        assets(source)
+    store = WeightStore(root, files or DiskStore(), source, SHARD)
+    store.open(run_id, INCARNATION, base)
+    return store
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class FailingStore(DiskStore):
+    """Raises OSError at the n-th operation (before it is done), or after it, and counts them."""
+
+    def __init__(self, at: int, after: bool = False) -> None:
+        self.at, self.after, self.seen = at, after, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name not in ("read", "names", "create_once", "publish_folder", "remove_tree", "free_bytes"):
+            return found
+
+        def wrapped(*args: Any) -> Any:
+            self.seen += 1
+            due = self.seen == self.at
+            if due and not self.after:
+                raise OSError(28, "No space left on device")
+            result = found(*args)
+            if due:
+                raise OSError(5, "Input/output error")
+            return result
+
+        return wrapped
+
+
+def test_versions_count_from_one_and_are_whole(tmp_path: Path) -> None:
+    store = opened(tmp_path / "w")
+    for counter in (1, 2):
+        published = store.publish(model(counter), step=counter)
+        assert published.version.counter == counter
+        assert published.version.incarnation == INCARNATION
+        assert published.version.root == root_of(model(counter))
+        assert published.folder == tmp_path / "w" / f"weight_v00000{counter}"
+        manifest = verify(published.folder)
+        assert (manifest.version, manifest.step, manifest.run_id) == (published.version, counter, "run")
+        assert published.bytes == sum(manifest.files.values())
+        assert as_rows(read_checkpoint(published.folder)) == as_rows(model(counter))
+        record = json.loads((tmp_path / "w" / "PUBLISHED" / f"00000{counter}.json").read_text())
+        assert (record["counter"], record["root"]) == (counter, published.version.root)
+        assert record["write_id"] == manifest.write_id
+    assert [m.version.counter for m in store.versions()] == [1, 2]
+    assert names(tmp_path / "w") == ["PUBLISHED", "run.json", "weight_v000001", "weight_v000002"]
+    assert (tmp_path / "w" / "weight_v000001" / "tokenizer.json").is_file()
+
+
+def test_a_store_is_joined_again_by_its_own_run(tmp_path: Path) -> None:
+    opened(tmp_path / "w").publish(model(), 1)
+    assert opened(tmp_path / "w").publish(model(), 2).version.counter == 2
+
+
+@pytest.mark.parametrize(("run_id", "base"), [("other", BASE), ("run", "c" * 32)])
+def test_a_store_of_another_run_is_refused_and_left_alone(run_id: str, base: str, tmp_path: Path) -> None:
+    opened(tmp_path / "w").publish(model(), 1)
+    (tmp_path / "w" / "weight_v000002.tmp-abc").mkdir()
+    before = names(tmp_path / "w")
+    with pytest.raises(WeightError, match=r"belongs to run run .*--update-weight-disk-dir"):
+        opened(tmp_path / "w", run_id, base=base)
+    assert names(tmp_path / "w") == before
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_broken_run_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "run.json").write_text(text)
+    with pytest.raises(WeightError, match=r"run\.json"):
+        opened(tmp_path / "w")
+
+
+def test_the_counter_is_the_highest_of_folders_and_records(tmp_path: Path) -> None:
+    store = opened(tmp_path / "w")
+    assert store.newest_counter() == 0
+    (tmp_path / "w" / "weight_v000007").mkdir()
+    assert store.newest_counter() == 7
+    (tmp_path / "w" / "PUBLISHED" / "1000009.json").write_text("{}")
+    assert store.newest_counter() == 1_000_009
+    for name in ("weight_v9999999.tmp-a", "weight_v", "weight_vx", ".removed-weight_v9999999-1"):
+        (tmp_path / "w" / name).mkdir()
+    assert store.newest_counter() == 1_000_009
+
+
+def test_a_pruned_counter_is_not_given_out_again(tmp_path: Path) -> None:
+    store = opened(tmp_path / "w")
+    for step in range(3):
+        store.publish(model(step), step)
+    assert store.prune({3}) == [1, 2]
+    assert store.prune(set()) == [3]
+    assert [m.version.counter for m in store.versions()] == []
+    assert store.publish(model(), 4).version.counter == 4
+
+
+def test_prune_keeps_what_it_is_told_and_touches_nothing_else(tmp_path: Path) -> None:
+    store = opened(tmp_path / "w")
+    for step in range(4):
+        store.publish(model(step), step)
+    (tmp_path / "w" / "weight_notes").mkdir()
+    assert store.prune({2, 4, 99}) == [1, 3]
+    assert names(tmp_path / "w") == [
+        "PUBLISHED",
+        "run.json",
+        "weight_notes",
+        "weight_v000002",
+        "weight_v000004",
+    ]
+
+
+def test_incomplete_folders_are_no_versions(tmp_path: Path) -> None:
+    store = opened(tmp_path / "w")
+    for step in range(3):
+        store.publish(model(step), step)
+    (tmp_path / "w" / "weight_v000001" / "DONE").unlink()
+    shard = next((tmp_path / "w" / "weight_v000002").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert [m.version.counter for m in store.versions()] == [3]
+
+
+def test_nothing_is_written_without_room_for_two_versions(tmp_path: Path) -> None:
+    class Full(DiskStore):
+        free = 1 << 40
+
+        def free_bytes(self, path: Path) -> int:
+            return self.free
+
+    files = Full()
+    store = opened(tmp_path / "w", files=files)
+    size = store.publish(model(), 1).bytes
+    files.free = 2 * size - 1
+    before = names(tmp_path / "w")
+    with pytest.raises(
+        WeightError, match=f"version 2 is not written: {files.free} bytes free.*need {2 * size}"
+    ):
+        store.publish(model(), 2)
+    assert names(tmp_path / "w") == before
+    files.free = 2 * size
+    assert store.publish(model(), 2).version.counter == 2
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_fault_at_any_operation_of_the_store(at: int, after: bool, tmp_path: Path) -> None:
+    opened(tmp_path / "w").publish(model(1), 1)
+    files = FailingStore(10_000)
+    store = opened(tmp_path / "w", files=files)
+    files.at, files.after, files.seen = at, after, 0
+    try:
+        store.publish(model(2), 2)
+        failed = False
+    except WeightError as fault:
+        failed = True
+        assert str(tmp_path / "w") in str(fault)
+    assert failed == (files.seen >= at), "an OSError was swallowed, or there was none"
+    check_reopened(tmp_path / "w", taken={1} if failed else {1, 2})
+
+
+@pytest.mark.parametrize(
+    "operation", ["open", "mkdir", "write_bytes", "rename", "stat", "write_text", "copyfile"]
+)
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_fault_at_any_operation_on_files(
+    operation: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path / "w")
+    store.publish(model(1), 1)
+    monkeypatch.setattr(*failing(operation, at, tmp_path / "w"))
+    try:
+        store.publish(model(2), 2)
+        failed = False
+    except WeightError as fault:
+        failed = True
+        assert "No space left" in str(fault)
+    monkeypatch.undo()
+    left = [name for name in names(tmp_path / "w") if "tmp-" in name]
+    assert left == []
+    check_reopened(tmp_path / "w", taken={1} if failed else {1, 2})
+
+
+def failing(operation: str, at: int, root: Path) -> tuple[Any, str, Callable[..., Any]]:
+    owner: Any = shutil if operation == "copyfile" else Path
+    real, seen = getattr(owner, operation), 0
+
+    def wrapped(*args: Any, **more: Any) -> Any:
+        nonlocal seen
+        target = Path(args[1] if operation == "copyfile" else args[0])
+        if ".tmp-" in str(target.relative_to(root) if target.is_relative_to(root) else ""):
+            seen += 1
+            if seen == at:
+                raise OSError(28, "No space left on device")
+        return real(*args, **more)
+
+    return owner, operation, wrapped
+
+
+def check_reopened(root: Path, taken: set[int], source: Path | None = None) -> None:
+    """After any fault: no leftover, only whole versions, and a counter that nobody had."""
+    store = opened(root, source=source)
+    for folder in (root, root / "PUBLISHED"):
+        assert [name for name in names(folder) if ".tmp-" in name or name.startswith(".")] == []
+    folders = {int(name[8:]) for name in names(root) if name.startswith("weight_v")}
+    assert {m.version.counter for m in store.versions()} == folders >= taken
+    for manifest in store.versions():
+        verify(root / manifest.version.directory)
+    counter = store.publish(model(9), 9).version.counter
+    assert counter > max(folders)
+    assert counter == max(int(name[:6]) for name in names(root / "PUBLISHED"))
+
+
+@pytest.mark.parametrize("tensors", [[host("a"), host("a")], None], ids=["twice", "export fails"])
+def test_an_export_that_fails_leaves_nothing(tensors: Any, tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield host("a")
+        raise RuntimeError("the trainer died")
+
+    store = opened(tmp_path / "w")
+    with pytest.raises((WeightError, RuntimeError), match=r"exported twice|the trainer died"):
+        store.publish(broken() if tensors is None else tensors, 1)
+    assert names(tmp_path / "w") == ["PUBLISHED", "run.json"]
+    assert store.publish(model(), 1).version.counter == 1
+
+
+def test_of_two_publishers_one_is_refused(tmp_path: Path) -> None:
+    """Both take the same number; the second to finish must not replace what the first has published."""
+    one, two = opened(tmp_path / "w"), opened(tmp_path / "w")
+
+    def slow() -> Any:
+        yield from model(2)
+        assert one.publish(model(1), 1).version.counter == 1
+
+    with pytest.raises(WeightError, match="no version could be written"):
+        two.publish(slow(), 1)
+    assert as_rows(read_checkpoint(tmp_path / "w" / "weight_v000001")) == as_rows(model(1))
+    assert two.publish(model(3), 2).version.counter == 2
+
+
+def test_a_record_without_its_folder_is_still_taken(tmp_path: Path) -> None:
+    store = opened(tmp_path / "w")
+
+    def meanwhile() -> Any:
+        yield from model()
+        (tmp_path / "w" / "PUBLISHED" / "000001.json").write_text("{}")
+
+    with pytest.raises(WeightError, match="published by somebody else"):
+        store.publish(meanwhile(), 1)
+    assert store.newest_counter() == 1
+
+
+_CHILD = """
+import os, signal, sys, traceback
+from pathlib import Path
+from tests.weight_files import model
+from turnout.placement.real import DiskStore
+from turnout.weights.store import WeightStore
+
+seen = 0
+
+def one(root, at):
+    def trace(event, args):
+        global seen
+        if event in ("open", "os.rename", "os.mkdir", "os.link", "os.remove", "shutil.rmtree"):
+            if str(args[0]).startswith(str(root / "w")):
+                seen += 1
+                if seen == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(trace)
+    store = WeightStore(root / "w", DiskStore(), root.parent / "assets", 200)
+    store.open("run", 3, "b" * 32)
+    (root / "published").write_text(str(store.publish(model(2), 2).version.counter))
+    store.prune({store.newest_counter()})
+    (root / "operations").write_text(str(seen))
+
+for text in sys.argv[1:]:
+    root = Path(text)
+    child = os.fork()
+    if child == 0:
+        try:
+            one(root, int(root.name))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def run_children(*roots: Path) -> list[int]:
+    """One process per folder; the one for folder N kills itself at its N-th operation in the store N/w."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, *map(str, roots)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TURNOUT_NATIVE": "0"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    return [int(line) for line in done.stdout.split()]
+
+
+def test_kill_9_at_any_moment_of_a_publish(tmp_path: Path) -> None:
+    """The child kills itself at its n-th file operation in the store: open, mkdir, link, rename, remove."""
+    assets(tmp_path / "assets")
+    opened(tmp_path / "base").publish(model(1), 1)
+    whole = tmp_path / "0"
+    shutil.copytree(tmp_path / "base", whole / "w")
+    assert run_children(whole) == [0]
+    assert (whole / "published").read_text() == "2"
+    operations = int((whole / "operations").read_text())
+    assert operations > 20
+    roots = [tmp_path / str(at) for at in range(1, operations + 1)]
+    for root in roots:
+        shutil.copytree(tmp_path / "base", root / "w")
+    assert run_children(*roots) == [-signal.SIGKILL] * operations
+    outcomes = set()
+    for root in roots:
+        visible = {name for name in names(root / "w") if name.startswith("weight_v") and "tmp" not in name}
+        outcomes.add(tuple(sorted(visible)))
+        for name in visible:
+            load_manifest(root / "w" / name)
+        check_reopened(
+            root / "w", taken={2} if (root / "published").exists() else set(), source=tmp_path / "assets"
+        )
+    one, two = "weight_v000001", "weight_v000002"
+    assert outcomes == {(one,), (one, two), (two,)}
+
+
+def test_kill_9_while_a_store_is_made(tmp_path: Path) -> None:
+    source = assets(tmp_path / "assets")
+    roots = [tmp_path / str(at) for at in range(1, 8)]
+    for root in roots:
+        root.mkdir()
+    assert run_children(*roots) == [-signal.SIGKILL] * len(roots)
+    for root in roots:
+        store = opened(root / "w", source=source)
+        assert store.publish(model(), 1).version.counter == 1
+        assert [name for name in names(root / "w") if name.startswith(".")] == []
