@@ -14,7 +14,8 @@ import pytest
 from tests.process.run_process import ROOT, TINY, ended, gone_within, of_kind, start, train, wait_for
 
 LONG = (
-    "--rollout-max-response-len", "400", "--rollout-min-response-len", "400", "--no-plots", "--skip-eval-before-train",
+    "--rollout-max-response-len", "400", "--rollout-min-response-len", "400",
+    "--no-plots", "--skip-eval-before-train",
 )  # fmt: skip
 
 
