@@ -113,20 +113,23 @@ class UpdateState:
 
 def step(state: UpdateState, event: Event) -> tuple[UpdateState, tuple[Effect, ...]]:
     """The next state and its effects; raises IllegalTransition, changing nothing, for an event that the
-    table does not allow, an engine that is not required, or one that attests twice."""
+    table does not allow, no required engine or one named twice, an engine that is not required, or one that
+    attests twice."""
     phase = TABLE.after(state.phase, type(event))
     if isinstance(event, Begin):
-        if not event.required:
-            raise IllegalTransition(TABLE.name, state.phase, "Begin without a required engine")
+        if not event.required or len(set(event.required)) < len(event.required):
+            raise IllegalTransition(TABLE.name, state.phase, event)
         return replace(state, phase=phase, required=event.required), (Publish(),)
     if isinstance(event, Published):
         effects = tuple(Activate(engine) for engine in state.required)
         return replace(state, phase=phase, root=event.root), effects
     if state.phase is Phase.ABORTED:
         return state, ()
+    if event.engine is not None and event.engine not in state.required:
+        raise IllegalTransition(TABLE.name, state.phase, event)
     if isinstance(event, Failed):
         return _aborted(state, event.reason)
-    if event.engine not in state.required or event.engine in state.attested:
+    if event.engine in state.attested:
         raise IllegalTransition(TABLE.name, state.phase, event)
     if event.root != state.root:
         return _aborted(state, f"engine {event.engine} attested {event.root}, published was {state.root}")
