@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from turnout.core.types import Finish
+
+T = TypeVar("T", str, int)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class SamplingParams:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> SamplingParams:
         """Raises ValueError that names the field for a value of the wrong kind or out of range."""
-        stop = row.get("stop") or ()
         params = cls(
             max_new_tokens=_integer(row, "max_new_tokens", 128, low=0),
             min_new_tokens=_integer(row, "min_new_tokens", 0, low=0),
@@ -42,11 +43,11 @@ class SamplingParams:
             top_p=_number(row, "top_p", 1.0, low=0.0, high=1.0),
             top_k=_integer(row, "top_k", -1, low=-1),
             min_p=_number(row, "min_p", 0.0, low=0.0, high=1.0),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=tuple(row.get("stop_token_ids") or ()),
-            ignore_eos=bool(row.get("ignore_eos", False)),
-            skip_special_tokens=bool(row.get("skip_special_tokens", True)),
-            sampling_seed=row.get("sampling_seed"),
+            stop=_items(row, "stop", str),
+            stop_token_ids=_items(row, "stop_token_ids", int),
+            ignore_eos=_flag(row, "ignore_eos", False),
+            skip_special_tokens=_flag(row, "skip_special_tokens", True),
+            sampling_seed=None if row.get("sampling_seed") is None else _integer(row, "sampling_seed", 0),
         )
         if params.top_p == 0.0 or params.top_k == 0:
             raise ValueError("top_p must be above 0 and top_k -1 or at least 1")
@@ -126,8 +127,9 @@ class GenerateReply:
 
 def parse_reply(row: Any, asked: int) -> GenerateReply:
     """A reply of any known shape. Tokens beyond the last one with a log-prob are cut, and the reply is then
-    an ABORT (a token without log-prob can't train). "length" with fewer tokens than `asked`, or with none,
-    is an ABORT too: a PD pair that lost its other half answers so. Raises ValueError for an unknown shape."""
+    an ABORT (a token without log-prob can't train), as is a text without tokens. "length" with fewer tokens
+    than `asked`, or with none, is an ABORT too: a PD pair that lost its other half answers so. Raises
+    ValueError for an unknown shape."""
     if isinstance(row, list) and len(row) == 1:
         row = row[0]
     if not isinstance(row, dict) or not isinstance(row.get("meta_info"), dict):
@@ -135,23 +137,20 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
             f"a reply to /generate has text, output_ids and meta_info; this one is {_shape(row)}"
         )
     meta = row["meta_info"]
-    reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, dict) else reason
-    message = str(reason.get("message") or "") if isinstance(reason, dict) else ""
-    if kind not in {f.value for f in Finish}:
-        raise ValueError(f"unknown finish_reason {reason!r}")
-    finish = Finish(kind)
+    finish, message = _finish(meta.get("finish_reason"))
     pairs = meta.get("output_token_logprobs") or []
-    ids = [int(t) for t in (row.get("output_ids") or [p[1] for p in pairs])]
-    logprobs = [float(p[0]) for p in pairs][: len(ids)]
-    if len(logprobs) < len(ids) or not all(map(math.isfinite, logprobs)):
-        good = next((i for i, p in enumerate(logprobs) if not math.isfinite(p)), len(logprobs))
-        ids, logprobs, finish = ids[:good], logprobs[:good], Finish.ABORT
-        message = message or "tokens without a finite log-prob"
+    claimed = [int(t) for t in (row.get("output_ids") or [p[1] for p in pairs])]
+    logprobs = _logprobs(claimed, pairs)
+    ids = claimed[: len(logprobs)]
+    text = str(row.get("text") or "")
+    if len(ids) < len(claimed):
+        finish, message = Finish.ABORT, message or "tokens without a finite log-prob"
+    if text and not ids:
+        finish, message = Finish.ABORT, message or "a text without tokens"
     if finish is Finish.LENGTH and len(ids) < asked:
         finish, message = Finish.ABORT, f"said length after {len(ids)} of {asked} tokens"
     return GenerateReply(
-        text=str(row.get("text", "")),
+        text=text,
         output_ids=tuple(ids),
         logprobs=tuple(logprobs),
         finish=finish,
@@ -160,6 +159,25 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
         prompt_tokens=int(meta.get("prompt_tokens") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
     )
+
+
+def _finish(reason: Any) -> tuple[Finish, str]:
+    """The finish and its message; SGLang sends an object, older servers and routers a plain text."""
+    kind = reason.get("type") if isinstance(reason, dict) else reason
+    if not isinstance(kind, str) or kind not in {f.value for f in Finish}:
+        raise ValueError(f"unknown finish_reason {reason!r}")
+    return Finish(kind), str(reason.get("message") or "") if isinstance(reason, dict) else ""
+
+
+def _logprobs(ids: list[int], pairs: list[Any]) -> list[float]:
+    """Log-probs of the first tokens, up to the first that has none, or one of another token, or not finite."""
+    found: list[float] = []
+    for token, pair in zip(ids, pairs):
+        value = float(pair[0])
+        if int(pair[1]) != token or not math.isfinite(value):
+            break
+        found.append(value)
+    return found
 
 
 def _spans(meta: dict[str, Any], tokens: int) -> tuple[tuple[int, str], ...]:
@@ -171,7 +189,7 @@ def _spans(meta: dict[str, Any], tokens: int) -> tuple[tuple[int, str], ...]:
     ]
     if sum(n for n, _ in runs) == tokens and all(n > 0 for n, _ in runs):
         return tuple(runs)
-    return ((tokens, str(meta.get("weight_version", "")) or "unknown"),) if tokens else ()
+    return ((tokens, str(meta.get("weight_version") or "unknown")),) if tokens else ()
 
 
 def load_total(row: Any) -> int | None:
@@ -184,28 +202,47 @@ def load_total(row: Any) -> int | None:
         parts = [load_total(part) for part in row]
         return None if not parts or any(p is None for p in parts) else sum(p for p in parts if p is not None)
     if isinstance(row, dict):
-        for key in ("num_total_reqs", "num_reqs"):
-            if key in row:
-                return int(row[key])
-        if "num_running_reqs" in row and "num_waiting_reqs" in row:
-            return int(row["num_running_reqs"]) + int(row["num_waiting_reqs"])
+        for keys in (("num_total_reqs",), ("num_reqs",), ("num_running_reqs", "num_waiting_reqs")):
+            counts = [
+                n for n in map(row.get, keys) if isinstance(n, int) and not isinstance(n, bool) and n >= 0
+            ]
+            if len(counts) == len(keys):
+                return sum(counts)
     return None
 
 
-def _integer(row: dict[str, Any], name: str, default: int, low: int) -> int:
+def _integer(row: dict[str, Any], name: str, default: int, low: int | None = None) -> int:
     value = row.get(name, default)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} must be a whole number of at least {low}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or (low is not None and value < low):
+        least = "" if low is None else f" of at least {low}"
+        raise ValueError(f"{name} must be a whole number{least}, not {value!r}")
     return value
 
 
-def _number(row: dict[str, Any], name: str, default: float, low: float, high: float = float("inf")) -> float:
+def _number(row: dict[str, Any], name: str, default: float, low: float, high: float = math.inf) -> float:
     value = row.get(name, default)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if not fits or value == math.inf:
         raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
     return float(value)
+
+
+def _flag(row: dict[str, Any], name: str, default: bool) -> bool:
+    value = row.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return default if value is None else value
+
+
+def _items(row: dict[str, Any], name: str, kind: type[T]) -> tuple[T, ...]:
+    """A list of texts or ids; one alone is a list of one."""
+    value = row.get(name)
+    items: Any = () if value is None else (value,) if type(value) is kind else value
+    if not isinstance(items, list | tuple) or not all(type(item) is kind for item in items):
+        raise ValueError(f"{name} must be a list of {'texts' if kind is str else 'ids'}, not {value!r}")
+    return tuple(items)
 
 
 def _shape(row: Any) -> str:
