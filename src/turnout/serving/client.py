@@ -54,7 +54,7 @@ class EngineClient:
         row = await self._call("/generate", request.to_json(), "rollout", deadline_s)
         try:
             return parse_reply(row, request.params.max_new_tokens)
-        except (ValueError, TypeError, KeyError, IndexError) as fault:
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as fault:
             raise self._error(EngineError, "rollout", f"reply not understood: {fault}") from fault
 
     async def health(self, deadline_s: float) -> None:
@@ -100,8 +100,9 @@ class EngineClient:
             "flush_cache": True,
         }
         row = await self._call("/update_weights_from_disk", body, "update", deadline_s)
-        if row.get("success") is not True:
-            raise self._error(EngineError, "update", str(row.get("message", row)))
+        if not isinstance(row, dict) or row.get("success") is not True:
+            message = row.get("message", row) if isinstance(row, dict) else row
+            raise self._error(EngineError, "update", f"the weights were not loaded: {message}")
         return await self.attest(deadline_s)
 
     async def pause(self, mode: str) -> None:
@@ -128,7 +129,9 @@ class EngineClient:
         try:
             status, text = await self._clock.within(deadline_s, what, self._exchange(path, data))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as fault:
-            raise self._error(EngineDead, phase, f"{path}: {fault or type(fault).__name__}") from fault
+            raise self._error(EngineDead, phase, f"{path}: {str(fault) or type(fault).__name__}") from fault
+        except aiohttp.ClientError as fault:
+            raise self._error(EngineError, phase, f"{path} answered no HTTP: {fault}") from fault
         except DeadlineExceeded as fault:
             raise self._error(EngineError, phase, str(fault)) from fault
         if status != 200:
@@ -138,7 +141,7 @@ class EngineClient:
             raise self._error(kind, phase, f"{path} answered {status}: {_message(text)}")
         try:
             return json.loads(text) if text else {}
-        except ValueError as fault:
+        except (ValueError, RecursionError) as fault:
             raise self._error(EngineError, phase, f"{path} answered no JSON: {text[:200]!r}") from fault
 
     async def _exchange(self, path: str, data: bytes | None) -> tuple[int, str]:
@@ -152,9 +155,9 @@ class EngineClient:
             )
         method, headers = ("GET", {}) if data is None else ("POST", {"Content-Type": "application/json"})
         async with self._session.request(
-            method, self.address.url + path, data=data, headers=headers
+            method, self.address.url + path, data=data, headers=headers, allow_redirects=False
         ) as answer:
-            return answer.status, await answer.text()
+            return answer.status, await answer.text("utf-8", "replace")
 
     def _error(self, kind: type[EngineError], phase: str, reason: str) -> EngineError:
         return kind(self.engine_id, phase, self.version, reason)
@@ -163,7 +166,7 @@ class EngineClient:
 def _message(text: str) -> str:
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text[:300]
     if isinstance(row, dict):
         error = row.get("error")
