@@ -76,7 +76,7 @@ class ScriptedEngine:
         self.running = 0
         self.port = 0
         self._lines: dict[str, deque[Answer]] = defaultdict(deque)
-        self._stopping = asyncio.Event()
+        self._stopping, self._changed = asyncio.Event(), asyncio.Event()
         self._clients: list[EngineClient] = []
 
     async def __aenter__(self) -> ScriptedEngine:
@@ -110,6 +110,16 @@ class ScriptedEngine:
         """Bodies that came to a path, in order."""
         return [call.body for call in self.calls if call.path == path]
 
+    async def until_running(self, count: int) -> None:
+        """Returns when this many calls wait for their answer; a test's own deadline bounds it."""
+        while self.running != count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _count(self, change: int) -> None:
+        self.running += change
+        self._changed.set()
+
     def generated(self, body: dict[str, Any]) -> Any:
         params = body["sampling_params"]
         return reply(params["max_new_tokens"], self.label, params.get("sampling_seed") or 0)
@@ -121,11 +131,11 @@ class ScriptedEngine:
         peer = request.transport.get_extra_info("peername") if request.transport else None
         self.calls.append(Call(path, body, dict(request.headers), peer))
         answer = self._lines[path].popleft() if self._lines[path] else self._behave(path, body or {})
-        self.running += 1
+        self._count(1)
         try:
             return await self._send(request, answer if isinstance(answer, Answer) else Answer(body=answer))
         finally:
-            self.running -= 1
+            self._count(-1)
 
     async def _send(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         if answer.ending == "hang":
