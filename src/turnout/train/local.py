@@ -60,12 +60,14 @@ class _Tally:
 
 @dataclass(frozen=True)
 class _Slice:
-    """The samples of one optimizer step with their per-token inputs, one array per sample."""
+    """The samples of one optimizer step with their per-token inputs, one array per sample. `plan` holds the
+    samples that have a gradient, `measured` those whose gradient is exactly zero: forward only."""
 
     samples: Sequence[TrainSample]
     old: Sequence[Floats] | None
     weights: Sequence[Floats]
     plan: tuple[MicroBatch, ...]
+    measured: tuple[MicroBatch, ...]
 
 
 class LocalBackend:
@@ -114,7 +116,8 @@ class LocalBackend:
     def _slices(self, samples: list[TrainSample], tally: _Tally) -> list[_Slice]:
         size = self.settings.samples_per_optimizer_step or len(samples)
         pieces = [samples[i : i + size] for i in range(0, len(samples), size)]
-        plans = [self._plan(piece) for piece in pieces]
+        kl_trains = self.settings.loss.kl_coef > 0
+        live = [[i for i, s in enumerate(piece) if kl_trains or any(s.advantages)] for piece in pieces]
         old: list[Floats] | None = None
         if len(pieces) > 1:
             started = self._now()
@@ -125,19 +128,24 @@ class LocalBackend:
                 piece,
                 None if old is None else old[i * size : (i + 1) * size],
                 token_weights([s.loss_mask for s in piece], self.settings.loss.aggregate),
-                plan,
+                self._plan(piece, chosen),
+                self._plan(piece, sorted(set(range(len(piece))) - set(chosen))),
             )
-            for i, (piece, plan) in enumerate(zip(pieces, plans))
+            for i, (piece, chosen) in enumerate(zip(pieces, live))
         ]
 
-    def _plan(self, samples: Sequence[TrainSample]) -> tuple[MicroBatch, ...]:
-        return plan_micro_batches(shapes_of(samples), self.settings.max_tokens_per_micro_batch)
+    def _plan(self, samples: Sequence[TrainSample], chosen: Sequence[int]) -> tuple[MicroBatch, ...]:
+        shapes = shapes_of([samples[index] for index in chosen])
+        planned = plan_micro_batches(shapes, self.settings.max_tokens_per_micro_batch)
+        return tuple(micro.of(chosen) for micro in planned)
 
     def _optimizer_step(self, part: _Slice, tally: _Tally) -> None:
         self._flat.discard_gradients()
         loss = 0.0
-        for micro in part.plan:
-            loss += self._micro_step(part, micro, tally)
+        jobs = [(micro, True) for micro in part.plan] + [(micro, False) for micro in part.measured]
+        for micro, with_gradient in jobs:
+            with torch.set_grad_enabled(with_gradient):
+                loss += self._micro_step(part, micro, tally)
             tally.rows += micro.rows
             tally.micro_batches += 1
         started = self._now()
@@ -172,7 +180,8 @@ class LocalBackend:
         loss, sums = grpo_loss(logprobs, entropy, self._inputs(part, rows, device_rows), self.settings.loss)
         value = float(loss.detach())
         between = self._now()
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
         tally.sums += sums
         tally.forward += between - started
         tally.backward += self._now() - between
@@ -199,7 +208,7 @@ class LocalBackend:
         out = [np.zeros(len(s.response_ids), np.float32) for s in samples]
         filled = [index for index, values in enumerate(out) if len(values)]
         kept = [samples[index] for index in filled]
-        for micro in self._plan(kept):
+        for micro in self._plan(kept, range(len(kept))):
             rows = rows_of(micro, kept, masked_too=True)
             values = self._model.logprobs(DeviceRows.of(rows, self._model.device))[0].cpu().numpy()
             for index in np.unique(rows.sample):

@@ -72,6 +72,15 @@ class MicroBatch:
     def rows(self) -> int:
         return sum(unit.rows for unit in self.units)
 
+    def of(self, chosen: Sequence[int]) -> MicroBatch:
+        """The same, planned over a selection: member numbers become those of the list chosen from."""
+        return MicroBatch(
+            tuple(
+                Unit(unit.prompt, tuple(Member(chosen[m.sample], m.response) for m in unit.members))
+                for unit in self.units
+            )
+        )
+
 
 @dataclass(frozen=True)
 class Span:
