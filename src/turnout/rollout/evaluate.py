@@ -15,7 +15,7 @@ from turnout.core.errors import EngineDead, EngineError, InvariantBroken
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, Prompt, Trajectory
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.worker import Generator, SamplingPlan
+from turnout.rollout.worker import Generator, SamplingPlan, together
 
 CONCURRENCY = 128
 
@@ -66,7 +66,7 @@ async def evaluate(generator: Generator, rewards: RewardRunner, data: EvalSet, s
         scored = await rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         return EvalSample(prompt, made.text, scored.value, len(made.response_ids)), made.spans.labels
 
-    results = await asyncio.gather(*(one(i, prompt, member) for i, (prompt, member) in enumerate(jobs)))
+    results = await together(one(i, prompt, member) for i, (prompt, member) in enumerate(jobs))
     versions = sorted({label for _, labels in results for label in labels})
     if len(versions) > 1:
         raise InvariantBroken(f"evaluation {data.name} has tokens of several versions: {versions}")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused
 from turnout.core.ports import Clock
@@ -23,6 +23,7 @@ from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingPara
 from turnout.rollout.rewards import RewardRunner
 from turnout.serving.client import EngineClient
 
+T = TypeVar("T")
 BUSY_PAUSE_S = 0.2
 
 
@@ -43,6 +44,18 @@ class SamplingPlan:
     min_group: int
 
 
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in order. At the first error, or when cancelled, the rest is cancelled and awaited: no
+    request outlives what asked for it."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class GroupFailed(Exception):
     """A group that can't train; the text is the reason of its drop."""
 
@@ -59,11 +72,9 @@ class Generator:
     async def group(self, group: RolloutGroup, plan: SamplingPlan, seeds: SeedTree) -> RolloutGroup:
         """The group with its scored members; raises GroupFailed, or EngineDead when an engine is gone."""
         node = seeds.child("sample", group.ordinal, group.attempt)
-        made = await asyncio.gather(
-            *(
-                self._member(group.prompt, plan, node.child(member).seed, group.ordinal)
-                for member in range(plan.samples)
-            )
+        made = await together(
+            self._member(group.prompt, plan, node.child(member).seed, group.ordinal)
+            for member in range(plan.samples)
         )
         kept = tuple(t for t in made if isinstance(t, Trajectory))
         if len(kept) < plan.min_group:
