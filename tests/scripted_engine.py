@@ -2,12 +2,14 @@
 
 Without a script it behaves: tokens derive from the seed, a version loaded from disk is digested and attested,
 flags that are left out get SGLang's defaults. `script(path, ...)` puts answers in line for a path, one per call;
-`on_generate` decides each /generate by its body. `calls` is what came in. Bound to a free port before use.
+`on_generate` decides each /generate by its body, at once or later. `calls` is what came in. The port is bound
+and held from the start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -133,6 +135,8 @@ class ScriptedEngine:
         answer = self._lines[path].popleft() if self._lines[path] else self._behave(path, body or {})
         self._count(1)
         try:
+            if inspect.isawaitable(answer):
+                answer = await answer
             return await self._send(request, answer if isinstance(answer, Answer) else Answer(body=answer))
         finally:
             self._count(-1)

@@ -1,0 +1,89 @@
+"""What rollout tests share: prompts, a plan, a clock without waiting, a generator on scripted engines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from tests.scripted_engine import ScriptedEngine
+from turnout.core.rng import SeedTree
+from turnout.core.types import Prompt
+from turnout.placement.real import RealClock
+from turnout.protocol.sglang import SamplingParams
+from turnout.rollout.book import GroupBook
+from turnout.rollout.collect import CollectLimits, Collector
+from turnout.rollout.rewards import RewardRunner
+from turnout.rollout.source import PromptSource
+from turnout.rollout.worker import Generator, SamplingPlan
+
+T = TypeVar("T")
+TOKENS = 3
+SEEDS = SeedTree(11)
+NO_LIMITS = CollectLimits(max_failed=100, max_filtered=100, filter_equal=False)
+
+
+class QuickClock(RealClock):
+    """Sleeps take no time but move `now`; calls get more time than any test has."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return sum(self.slept)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    async def within(self, seconds: float, what: str, work: Awaitable[T]) -> T:
+        return await super().within(max(seconds, 300.0), what, work)
+
+
+class Numbers:
+    """Decodes ids to their decimal spelling."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class Log:
+    """An event sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def emit(self, event: Any) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def prompts(count: int) -> list[Prompt]:
+    """Prompt n has the ids (n,) and the label n."""
+    return [Prompt(f"p{n}", (n,), f"text {n}", n) for n in range(count)]
+
+
+def plan(samples: int = 2, deadline_s: float = 20.0, min_group: int | None = None) -> SamplingPlan:
+    return SamplingPlan(samples, SamplingParams(max_new_tokens=TOKENS), deadline_s, min_group or samples)
+
+
+class Bench:
+    """A source, a book, a generator and a collector on running engines. `reward` scores (prompt number,
+    response text)."""
+
+    def __init__(
+        self, *engines: ScriptedEngine, rows: int = 100, reward: Any = None, clock: Any = None
+    ) -> None:
+        self.clock = clock or QuickClock()
+        self.log, self.source = Log(), PromptSource(prompts(rows), SeedTree(0), False, 1)
+        self.book = GroupBook(self.log)
+        self.scored: list[tuple[int, str]] = []
+
+        async def score(prompt: str, response: str, label: Any) -> Any:
+            self.scored.append((label, response))
+            return 1.0 if reward is None else reward(label, response)
+
+        self.rewards = RewardRunner(score, RealClock())
+        clients = [engine.client(self.clock) for engine in engines]
+        self.generator = Generator(clients, self.rewards, Numbers(), self.clock)
+        self.collector = Collector(self.source, self.book, self.generator, SEEDS)

@@ -1,0 +1,236 @@
+"""A rollout takes as many prompts as it needs, gives groups in source order, and ends with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
+from tests.unit.rollout.parts import NO_LIMITS, Bench, plan
+from turnout.core.errors import EngineDead, TrainError
+from turnout.core.events import GroupDropped, GroupTaken
+from turnout.rollout.collect import Collected, CollectLimits
+
+BOOM = Answer(500, b"boom")
+
+
+def on(use: Callable[[Bench, ScriptedEngine], Awaitable[Any]], **more: Any) -> Any:
+    async def main() -> Any:
+        async with ScriptedEngine() as engine:
+            return await asyncio.wait_for(use(Bench(engine, **more), engine), 20)
+
+    return asyncio.run(main())
+
+
+def collected(count: int, limits: CollectLimits = NO_LIMITS, bad: Any = (), **more: Any) -> Any:
+    """One collect where the prompts in `bad` fail: what it gave or raised, the bench."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        engine.on_generate = lambda body: BOOM if body["input_ids"][0] in bad else engine.generated(body)
+        try:
+            return await bench.collector.collect(0, count, plan(), limits), bench
+        except TrainError as fault:
+            return fault, bench
+
+    return on(use, **more)
+
+
+def ordinals(got: Collected) -> list[int]:
+    return [group.ordinal for group in got.groups]
+
+
+def limits(failed: int = 100, filtered: int = 100, equal: bool = True) -> CollectLimits:
+    return CollectLimits(failed, filtered, equal)
+
+
+def by_prompt(wins: Any) -> Any:
+    """A reward that differs within the groups in `wins` and is equal in all others."""
+    seen: dict[int, int] = {}
+
+    def reward(label: int, text: str) -> float:
+        seen[label] = seen.get(label, 0) + 1
+        return float(seen[label] % 2) if label in wins else 1.0
+
+    return reward
+
+
+def test_exactly_as_many_prompts_are_taken_as_needed() -> None:
+    got, bench = collected(8)
+    assert ordinals(got) == list(range(8))
+    assert bench.source.position == 8
+    assert (got.failed, got.filtered, got.short) == (0, 0, "")
+
+
+def test_cfg_16_one_filtered_group_is_replaced_by_one_prompt() -> None:
+    got, bench = collected(8, limits(), reward=by_prompt(set(range(20)) - {3}))
+    assert ordinals(got) == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert bench.source.position == 9
+    assert (got.failed, got.filtered, got.short) == (0, 1, "")
+    assert bench.book.dropped == {"all rewards equal": 1}
+
+
+def test_one_failed_group_is_replaced_by_one_prompt() -> None:
+    got, bench = collected(8, bad={3, 8})
+    assert ordinals(got) == [0, 1, 2, 4, 5, 6, 7, 9]
+    assert bench.source.position == 10
+    assert got.failed == 2
+    assert bench.log.of(GroupDropped) == [
+        GroupDropped(f"g0000000{n}.0", "engine: /generate answered 500: boom") for n in (3, 8)
+    ]
+
+
+def test_every_group_is_told_with_its_step() -> None:
+    _, bench = collected(3)
+    assert bench.log.of(GroupTaken) == [GroupTaken(f"g0000000{n}.0", f"p{n}", 0) for n in range(3)]
+    assert bench.book.counts() == {"taken": 3, "trained": 0, "dropped": 0, "lost": 0}
+    assert len(bench.book.open_groups) == 3
+
+
+def test_rol_07_failures_have_a_limit_that_names_the_commonest_reason() -> None:
+    fault, bench = collected(4, limits(failed=5), bad=range(100))
+    assert isinstance(fault, TrainError)
+    text = str(fault)
+    assert "--max-failed-groups 5" in text
+    assert "engine: /generate answered 500: boom" in text
+    assert 6 <= bench.book.dropped.total() <= 9, "a limit, and at most one wave over it"
+    assert bench.source.position <= 13
+
+
+def test_failures_up_to_the_limit_are_no_error() -> None:
+    got, _ = collected(4, limits(failed=5, equal=False), bad=range(5))
+    assert (ordinals(got), got.failed) == ([5, 6, 7, 8], 5)
+
+
+def test_rol_07_a_filter_that_drops_everything_is_an_error() -> None:
+    fault, bench = collected(4, limits(filtered=12))
+    assert isinstance(fault, TrainError)
+    assert "had equal rewards" in str(fault)
+    assert "too easy or too hard" in str(fault)
+    assert 12 <= bench.source.position <= 16, "three waves, and no more"
+
+
+def test_rol_07_at_the_limit_of_the_filter_the_batch_is_what_passed() -> None:
+    got, bench = collected(4, limits(filtered=6), reward=by_prompt({1, 2}))
+    assert ordinals(got) == [1, 2]
+    assert got.short == f"{got.filtered} groups had equal rewards"
+    assert 6 <= got.filtered <= 9
+    assert bench.book.counts()["lost"] == 0
+
+
+@pytest.mark.parametrize("rewards", [[0.1] * 7, [0.3] * 6, [0.9] * 3])
+def test_rol_08_equal_rewards_are_equal_whatever_their_rounding(rewards: list[float]) -> None:
+    left = list(rewards)
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        with pytest.raises(TrainError, match="all 1 groups had equal rewards"):
+            await bench.collector.collect(0, 1, plan(len(rewards)), limits(filtered=1))
+
+    on(use, reward=lambda label, text: left.pop())
+
+
+def test_rol_08_nearly_equal_rewards_are_kept() -> None:
+    left = [0.1] * 7 + [0.1001]
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        return await bench.collector.collect(0, 1, plan(8), limits())
+
+    assert len(on(use, reward=lambda label, text: left.pop()).groups) == 1
+
+
+def test_without_the_filter_equal_rewards_train() -> None:
+    got, _ = collected(4, limits(equal=False))
+    assert (len(got.groups), got.filtered) == (4, 0)
+
+
+def test_asy_02_the_last_batch_is_what_is_left_and_says_so() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        return [await bench.collector.collect(step, 4, plan(), NO_LIMITS) for step in range(3)]
+
+    first, second, third = on(use, rows=7)
+    assert (ordinals(first), first.short) == ([0, 1, 2, 3], "")
+    assert (ordinals(second), second.short) == ([4, 5, 6], "end of the data")
+    assert (ordinals(third), third.short) == ([], "end of the data")
+
+
+def test_a_batch_that_the_data_fills_exactly_is_not_short() -> None:
+    got, bench = collected(4, rows=4)
+    assert (ordinals(got), got.short) == ([0, 1, 2, 3], "")
+    assert bench.source.exhausted
+
+
+def test_a_failure_at_the_end_of_the_data_leaves_a_short_batch() -> None:
+    got, _ = collected(4, rows=4, bad={2})
+    assert (ordinals(got), got.short, got.failed) == ([0, 1, 3], "end of the data", 1)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_groups_come_in_source_order_with_the_same_samples_whatever_the_order_of_answers(
+    order: list[int],
+) -> None:
+    """Answers are held until all requests are in, then given prompt by prompt in this order."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        gates = {n: asyncio.Event() for n in order}
+
+        async def held(body: Any) -> Any:
+            await gates[body["input_ids"][0]].wait()
+            return engine.generated(body)
+
+        engine.on_generate = held
+        task = asyncio.ensure_future(bench.collector.collect(0, 4, plan(), NO_LIMITS))
+        await engine.until_running(8)
+        for left, n in enumerate(order, 1):
+            gates[n].set()
+            await engine.until_running(8 - 2 * left)
+        got = await task
+        completed = [event.group for event in bench.log.events if type(event).__name__ == "GroupCompleted"]
+        assert sorted(completed) == [group.group_id for group in got.groups]
+        return [(g.ordinal, [t.response_ids for t in g.trajectories]) for g in got.groups]
+
+    straight = collected(4)[0]
+    assert on(use) == [(g.ordinal, [t.response_ids for t in g.trajectories]) for g in straight.groups]
+
+
+def test_a_dead_engine_ends_the_rollout_and_every_request_of_it() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> None:
+        async def last_words(body: Any) -> Answer:
+            if body["input_ids"][0] != 2:
+                return HANG
+            await engine.until_running(8)
+            return RESET
+
+        engine.on_generate = last_words
+        with pytest.raises(EngineDead) as caught:
+            await bench.collector.collect(0, 4, plan(), NO_LIMITS)
+        assert caught.value.phase == "rollout"
+        await engine.until_running(0)
+        assert len(bench.book.open_groups) == 4, "whoever ends the run gives each its end"
+
+    on(use)
+
+
+def test_a_cancelled_rollout_cancels_every_request() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> None:
+        engine.on_generate = lambda body: HANG
+        task = asyncio.ensure_future(bench.collector.collect(0, 4, plan(), NO_LIMITS))
+        await engine.until_running(8)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await engine.until_running(0)
+
+    on(use)
+
+
+def test_invariant_1_holds_with_failures_and_filters_mixed() -> None:
+    got, bench = collected(10, limits(), bad={1, 4, 9}, reward=by_prompt(set(range(50)) - {2, 3, 11}))
+    assert len(got.groups) == 10
+    taken = {event.group for event in bench.log.of(GroupTaken)}
+    dropped = [event.group for event in bench.log.of(GroupDropped)]
+    assert len(dropped) == len(set(dropped)) == got.failed + got.filtered
+    assert taken == {g.group_id for g in got.groups} | set(dropped)
+    assert set(bench.book.open_groups) == {g.group_id for g in got.groups}
+    assert bench.source.position == len(taken)

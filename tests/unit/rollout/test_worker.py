@@ -1,0 +1,239 @@
+"""From a prompt to a scored group, on a scripted engine: what trains, what does not, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine, reply
+from tests.unit.rollout.parts import SEEDS, TOKENS, Bench, plan, prompts
+from turnout.core.errors import EngineDead
+from turnout.core.types import Finish, RolloutGroup, Trajectory
+from turnout.rollout.worker import GroupFailed
+
+GROUP = RolloutGroup("g00000005.0", 5, 0, prompts(6)[5])
+
+
+def seed_of(member: int, ordinal: int = 5, attempt: int = 0) -> int:
+    return SEEDS.child("sample", ordinal, attempt).child(member).seed
+
+
+def on(use: Callable[[Bench, ScriptedEngine], Awaitable[Any]], **more: Any) -> Any:
+    async def main() -> Any:
+        async with ScriptedEngine() as engine:
+            return await asyncio.wait_for(use(Bench(engine, **more), engine), 20)
+
+    return asyncio.run(main())
+
+
+def answered(by_member: dict[int, Any], samples: int = 4, **more: Any) -> Any:
+    """The group (or the GroupFailed) when some members get these answers, with the bench and engine."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        special = {seed_of(member): answer for member, answer in by_member.items()}
+        engine.on_generate = lambda body: special.get(
+            body["sampling_params"]["sampling_seed"], engine.generated(body)
+        )
+        try:
+            made: Any = await bench.generator.group(
+                GROUP, plan(samples, min_group=more.get("min_group")), SEEDS
+            )
+        except GroupFailed as fault:
+            made = fault
+        return made, bench, engine
+
+    return on(use, **{key: value for key, value in more.items() if key != "min_group"})
+
+
+def abort(tokens: int) -> Any:
+    return reply(tokens, finish=Finish.ABORT)
+
+
+def test_a_group_of_scored_members() -> None:
+    made, bench, _ = answered({}, reward=lambda label, text: 0.25)
+    assert (made.group_id, made.prompt, len(made.trajectories)) == (GROUP.group_id, GROUP.prompt, 4)
+    assert made.rewards == [0.25] * 4
+    for member, one in enumerate(made.trajectories):
+        assert one.seed == seed_of(member)
+        assert one.response_ids == tuple(reply(TOKENS, seed=one.seed)["output_ids"])
+        assert one.loss_mask == (1,) * TOKENS
+        assert (one.finish, one.engine_id) == (Finish.LENGTH, "e0")
+        assert one.text == " ".join(map(str, one.response_ids)), "decoded here, from the ids that train"
+    assert bench.generator.tokens_made == 4 * TOKENS
+    assert [label for label, _ in bench.scored] == [5] * 4
+
+
+def test_what_a_request_carries() -> None:
+    _, _, engine = answered({})
+    sent = engine.sent("/generate")
+    assert [body["input_ids"] for body in sent] == [[5]] * 4
+    assert sorted(body["sampling_params"]["sampling_seed"] for body in sent) == sorted(map(seed_of, range(4)))
+    assert len({body["rid"] for body in sent}) == 4
+    assert all(len(body["rid"]) == 32 for body in sent)
+    assert all(body["extra_key"] == "none" for body in sent)
+    assert all(body["return_logprob"] is True for body in sent)
+
+
+def test_rol_16_survivors_train_where_the_plan_allows_it() -> None:
+    made, _, _ = answered({2: Answer(500, b"boom")}, min_group=2)
+    assert [one.seed for one in made.trajectories] == [seed_of(0), seed_of(1), seed_of(3)]
+    assert made.rewards == [1.0] * 3
+
+
+def test_rol_16_all_or_nothing_is_the_default() -> None:
+    made, _, _ = answered({2: Answer(500, b"boom")})
+    assert isinstance(made, GroupFailed)
+    assert str(made) == "engine: /generate answered 500: boom"
+
+
+def test_rol_16_too_few_survivors_are_no_smaller_group() -> None:
+    made, _, _ = answered({n: Answer(500, b"boom") for n in range(3)}, min_group=2)
+    assert isinstance(made, GroupFailed)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, TOKENS])
+def test_rol_04_rol_23_an_aborted_sample_is_never_scored(tokens: int) -> None:
+    made, bench, _ = answered({1: abort(tokens)}, min_group=2)
+    assert [one.seed for one in made.trajectories] == [seed_of(0), seed_of(2), seed_of(3)]
+    assert len(bench.scored) == 3
+    made, _, _ = answered({1: abort(tokens)})
+    assert str(made) == "aborted by the engine"
+
+
+def test_rtr_19_a_false_length_is_an_abort_here_too() -> None:
+    made, bench, _ = answered({1: reply(TOKENS - 1)}, min_group=2)
+    assert len(made.trajectories) == len(bench.scored) == 3
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "1.0", {"score": 1.0}])
+def test_rol_17_an_unscored_sample_is_not_a_zero(value: Any) -> None:
+    calls = 0
+
+    def reward(label: int, text: str) -> Any:
+        nonlocal calls
+        calls += 1
+        return value if calls == 2 else 0.5
+
+    made, _, _ = answered({}, reward=reward, min_group=2)
+    assert made.rewards == [0.5] * 3
+    calls = 0
+    made, _, _ = answered({}, reward=reward)
+    assert isinstance(made, GroupFailed)
+    assert str(made).startswith("unscored: ")
+
+
+def test_a_reward_that_raises_is_unscored() -> None:
+    def reward(label: int, text: str) -> float:
+        raise ZeroDivisionError("by zero")
+
+    made, _, _ = answered({}, reward=reward)
+    assert "ZeroDivisionError" in str(made)
+
+
+def test_rol_20_an_empty_response_is_scored() -> None:
+    empty = reply(0, finish=Finish.STOP)
+    empty["text"] = ""
+    made, bench, _ = answered(dict.fromkeys(range(4), empty), reward=lambda label, text: 0.0)
+    assert [one.response_ids for one in made.trajectories] == [()] * 4
+    assert [len(one.spans) for one in made.trajectories] == [0] * 4
+    assert [text for _, text in bench.scored] == [""] * 4
+
+
+def test_rtr_08_a_refused_request_is_not_retried() -> None:
+    made, bench, engine = answered({n: Answer(400, {"error": {"message": "too long"}}) for n in range(4)})
+    assert str(made) == "refused by the engine: /generate answered 400: too long"
+    assert len(engine.calls) == 4
+    assert bench.clock.slept == []
+
+
+def test_asy_13_versions_by_token_are_kept() -> None:
+    mixed = reply(TOKENS)
+    mixed["meta_info"]["weight_versions"] = [
+        {"version": "v1", "start": 0, "end": 1},
+        {"version": "v2", "start": 1, "end": TOKENS},
+    ]
+    made, _, _ = answered(dict.fromkeys(range(4), mixed))
+    assert made.trajectories[0].spans.runs == ((1, "v1"), (TOKENS - 1, "v2"))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_engine_is_asked_again(status: int) -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        engine.script("/generate", Answer(status, {}), Answer(status, {}))
+        made = await bench.generator.sample(GROUP.prompt, plan(), 7, 0)
+        sent = engine.sent("/generate")
+        assert sent[0] == sent[1] == sent[2], "the same request, with the same seed and id"
+        assert bench.clock.slept == [0.2, 0.2]
+        return made
+
+    made = on(use)
+    assert isinstance(made, Trajectory)
+    assert made.seed == 7
+
+
+def test_a_busy_engine_is_asked_until_the_deadline_and_no_longer() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        engine.on_generate = lambda body: Answer(503, {"error": {"code": "no_available_workers"}})
+        with pytest.raises(GroupFailed, match=r"503: .*no_available_workers"):
+            await bench.generator.group(GROUP, plan(1, deadline_s=5.0), SEEDS)
+        assert sum(bench.clock.slept) < 5.0
+        return len(engine.calls)
+
+    assert on(use) == 25
+
+
+def test_a_dead_engine_ends_the_group_and_its_other_members_at_once() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> None:
+        async def after_the_others(body: Any) -> Answer:
+            if body["sampling_params"]["sampling_seed"] != seed_of(2):
+                return HANG
+            await engine.until_running(4)
+            return RESET
+
+        engine.on_generate = after_the_others
+        with pytest.raises(EngineDead):
+            await bench.generator.group(GROUP, plan(4), SEEDS)
+        await engine.until_running(0)
+
+    on(use)
+
+
+def test_a_cancelled_group_cancels_its_members() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> None:
+        engine.on_generate = lambda body: HANG
+        task = asyncio.ensure_future(bench.generator.group(GROUP, plan(4), SEEDS))
+        await engine.until_running(4)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await engine.until_running(0)
+
+    on(use)
+
+
+def test_engines_take_turns_by_group_and_seeds_do_not_depend_on_them() -> None:
+    async def main() -> tuple[list[Any], list[Any]]:
+        async with ScriptedEngine("e0") as one, ScriptedEngine("e1") as two:
+            both, alone = Bench(one, two), Bench(one)
+            groups = [RolloutGroup(f"g{n}", n, 0, prompts(9)[n]) for n in range(4)]
+            spread = [await both.generator.group(group, plan(2), SEEDS) for group in groups]
+            single = [await alone.generator.group(group, plan(2), SEEDS) for group in groups]
+            return spread, single
+
+    spread, single = asyncio.run(main())
+    assert [group.trajectories[0].engine_id for group in spread] == ["e0", "e1", "e0", "e1"]
+    tokens = [[one.response_ids for one in group.trajectories] for group in spread]
+    assert tokens == [[one.response_ids for one in group.trajectories] for group in single]
+
+
+def test_another_attempt_samples_anew() -> None:
+    seeds = {
+        seed_of(member, ordinal, attempt)
+        for member in range(8)
+        for ordinal in range(8)
+        for attempt in range(3)
+    }
+    assert len(seeds) == 8 * 8 * 3
