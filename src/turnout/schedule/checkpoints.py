@@ -3,7 +3,8 @@
     <save>/step_000010/            trainer state, then state.json; the folder appears whole or not at all
     <save_hf>/                     the last committed version as an ordinary Hugging Face checkpoint
 
-Promises: a checkpoint is complete or absent; the two newest stay, older ones go only after a newer is complete.
+Promises: a checkpoint is complete or absent; the two newest stay, older ones go only after a newer is complete;
+what a killed save left behind goes with the next one; what another run left there is refused, never replaced.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Store
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
@@ -24,6 +26,7 @@ from turnout.weights.manifest import DONE, MANIFEST
 
 KEPT = 2
 _FOLDER = re.compile(r"step_(\d{6,})")
+_LEFTOVER = re.compile(r"step_\d{6,}\.tmp-[0-9a-f]+|\.removed-step_\d{6,}.*")
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,26 @@ class RunCheckpoints:
         self, plan: SavePlan, files: Store, trainer: TrainerThread, place: Callable[[], Place]
     ) -> None:
         self._plan, self._files, self._trainer, self._place = plan, files, trainer, place
+        self._saved: int | None = None
 
     async def save_if_due(self, steps_done: int, last: bool) -> None:
         plan = self._plan
         due = last or (plan.interval is not None and steps_done % plan.interval == 0)
-        if due and plan.folder is not None:
+        if due and plan.folder is not None and steps_done != self._saved:
             await self._save(plan.folder, steps_done)
+            self._saved = steps_done
         if last and plan.hf_folder is not None:
             await asyncio.to_thread(self._export, plan.hf_folder)
 
     async def _save(self, folder: Path, steps_done: int) -> None:
         place = self._place()
+        final = folder / f"step_{steps_done:06d}"
+        _check_free("--save", final)
         folder.mkdir(parents=True, exist_ok=True)
-        staged = folder / f"step_{steps_done:06d}.tmp-{uuid.uuid4().hex}"
+        for name in self._files.names(folder):
+            if _LEFTOVER.fullmatch(name):
+                self._files.remove_tree(folder / name)
+        staged = folder / f"{final.name}.tmp-{uuid.uuid4().hex}"
         staged.mkdir()
         try:
             await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
@@ -75,7 +85,7 @@ class RunCheckpoints:
                 "version": asdict(place.version),
             }
             (staged / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-            await asyncio.to_thread(self._files.publish_folder, staged, folder / f"step_{steps_done:06d}")
+            await asyncio.to_thread(self._files.publish_folder, staged, final)
         finally:
             if staged.exists():
                 self._files.remove_tree(staged)
@@ -87,6 +97,17 @@ class RunCheckpoints:
         source = self._place().folder
         if source is None:
             return
+        _check_free("--save-hf", target)
+        target.parent.mkdir(parents=True, exist_ok=True)
         staged = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
-        shutil.copytree(source, staged, ignore=shutil.ignore_patterns(MANIFEST, DONE))
-        self._files.publish_folder(staged, target)
+        try:
+            shutil.copytree(source, staged, ignore=shutil.ignore_patterns(MANIFEST, DONE))
+            self._files.publish_folder(staged, target)
+        finally:
+            if staged.exists():
+                self._files.remove_tree(staged)
+
+
+def _check_free(flag: str, target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(Fault(flag, str(target), "holds something already", "give another folder"))

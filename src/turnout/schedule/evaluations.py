@@ -53,9 +53,11 @@ class EvalRuns:
             return
         if not (first or last or (interval is not None and steps_done % interval == 0)):
             return
+        sets = [*self._plan.sets, *(self._plan.before_only if first else ())]
         with self._phases("evaluate") as phase:
-            for data in [*self._plan.sets, *(self._plan.before_only if first else ())]:
-                await self._point(data, steps_done)
+            for data in sets:
+                if (data.name, steps_done) not in self.points:
+                    await self._point(data, steps_done)
         self.seconds += phase.seconds
 
     def curve(self) -> tuple[tuple[int, float], ...]:

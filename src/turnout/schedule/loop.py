@@ -99,7 +99,9 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
     while end is None or step < end:
         with parts.phases("rollout"):
             batch = await parts.rollouts.take(step)
-        if batch is None:
+        if batch is None:  # the last prompts were all dropped: the step before was the last
+            if step > first:
+                await _end(parts, step)
             break
         lags = parts.gate.check(batch.groups, step)
         with parts.phases("train"):
@@ -120,3 +122,9 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
         if last:
             break
     return step
+
+
+async def _end(parts: Parts, step: int) -> None:
+    with parts.phases("checkpoint"):
+        await parts.checkpoints.save_if_due(step, last=True)
+    await parts.evaluations.run_if_due(step, last=True)
