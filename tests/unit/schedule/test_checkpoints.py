@@ -1,0 +1,263 @@
+"""Checkpoints are whole or absent, and the old ones go only after the new one is there (CKP-08)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnout.core.errors import ConfigError
+from turnout.core.version import WeightVersion
+from turnout.placement.real import DiskStore
+from turnout.schedule.checkpoints import Place, RunCheckpoints, SavePlan
+
+VERSION = WeightVersion(0, 4, "a" * 32)
+
+
+class Saver:
+    """The trainer's side: writes two files, or fails between them."""
+
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+        self.saves = 0
+
+    async def call(self, what: str, work: Any) -> Any:
+        assert "save" in what
+        return work(self)
+
+    def save(self, folder: Path) -> None:
+        self.saves += 1
+        (folder / "master.safetensors").write_bytes(b"m" * 100)
+        if self.fault is not None:
+            raise self.fault
+        (folder / "trainer.json").write_text("{}")
+
+
+class Run:
+    def __init__(self, root: Path, interval: int | None = 1, hf: bool = False, files: Any = None) -> None:
+        self.folder, self.hf = root / "save", root / "hf"
+        self.trainer: Any = Saver()
+        self.version_folder: Path | None = None
+        plan = SavePlan(self.folder, interval, self.hf if hf else None)
+        self.made = RunCheckpoints(plan, files or DiskStore(), self.trainer, self.place)
+
+    def place(self) -> Place:
+        return Place(12, VERSION, self.version_folder)
+
+    def save(self, *steps: int, last: bool = False) -> None:
+        for step in steps:
+            asyncio.run(self.made.save_if_due(step, last and step == steps[-1]))
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir()) if self.folder.exists() else []
+
+
+def complete(folder: Path) -> bool:
+    return {path.name for path in folder.iterdir()} == {"master.safetensors", "trainer.json", "state.json"}
+
+
+def test_a_checkpoint_holds_trainer_place_and_version(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(4)
+    assert complete(run.folder / "step_000004")
+    state = json.loads((run.folder / "step_000004" / "state.json").read_text())
+    assert state == {
+        "format": 1, "step": 4, "position": 12, "version": {"incarnation": 0, "counter": 4, "root": "a" * 32},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("interval", "saved"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (None, [5]), (10, [5])]
+)
+def test_when_a_checkpoint_is_due(interval: int | None, saved: list[int], tmp_path: Path) -> None:
+    run, seen = Run(tmp_path, interval), []
+    for step in range(1, 6):
+        before = run.trainer.saves
+        run.save(step, last=step == 5)
+        seen += [step] * (run.trainer.saves - before)
+    assert seen == saved
+
+
+def test_nothing_is_saved_without_a_folder(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    made = RunCheckpoints(SavePlan(None, 1, None), DiskStore(), run.trainer, run.place)
+    asyncio.run(made.save_if_due(1, True))
+    assert run.trainer.saves == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_two_newest_stay_by_number_and_not_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(9, 10, 999_999, 1_000_000)
+    assert run.names == ["step_1000000", "step_999999"]
+
+
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    """The last step may have been due by the interval already."""
+    run = Run(tmp_path)
+    run.save(3)
+    run.save(3, last=True)
+    assert run.names == ["step_000003"]
+    assert run.trainer.saves == 1
+
+
+def test_ckp_08_a_save_that_fails_leaves_the_old_ones_and_nothing_else(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(1, 2)
+    run.trainer.fault = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space left"):
+        run.save(3)
+    assert run.names == ["step_000001", "step_000002"]
+    assert all(complete(run.folder / name) for name in run.names)
+
+
+def test_ckp_08_old_ones_go_only_after_the_new_one_is_complete(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Noting(DiskStore):
+        def publish_folder(self, staged: Path, final: Path) -> None:
+            assert complete(staged)
+            super().publish_folder(staged, final)
+            order.append(f"published {final.name}")
+
+        def remove_tree(self, path: Path) -> None:
+            order.append(f"removed {path.name}")
+            super().remove_tree(path)
+
+    run = Run(tmp_path, files=Noting())
+    run.save(1, 2, 3)
+    assert order == [
+        "published step_000001",
+        "published step_000002",
+        "published step_000003",
+        "removed step_000001",
+    ]
+
+
+def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (run.folder / "step_best").mkdir(parents=True)
+    run.save(1, 2, 3)
+    assert run.names == ["step_000002", "step_000003", "step_best"]
+
+
+_CHILD = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.unit.schedule.test_checkpoints import Run
+
+for text in sys.argv[1:]:
+    root, at, seen = Path(text), int(Path(text).name), 0
+    if os.fork() == 0:
+        def trace(event, args):
+            global seen
+            if event in ("open", "os.rename", "os.mkdir", "os.remove", "shutil.rmtree", "os.rmdir"):
+                if str(args[0]).startswith(str(root / "save")):
+                    seen += 1
+                    if seen == at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(trace)
+        Run(root).save(3)
+        (root / "operations").write_text(str(seen))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+def run_children(*roots: Path) -> list[int]:
+    """One process per folder: it saves step 3, and the one for folder N kills itself at its N-th operation."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, *map(str, roots)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    return [int(line) for line in done.stdout.split()]
+
+
+def test_ckp_08_kill_9_at_any_moment_of_a_save(tmp_path: Path) -> None:
+    Run(tmp_path / "0").save(1, 2)
+    assert run_children(tmp_path / "0") == [0]
+    operations = int((tmp_path / "0" / "operations").read_text())
+    assert operations > 8
+    roots = [tmp_path / str(at) for at in range(1, operations + 1)]
+    for root in roots:
+        Run(root).save(1, 2)
+    assert run_children(*roots) == [-signal.SIGKILL] * operations
+    seen = set()
+    for root in roots:
+        run = Run(root)
+        whole = [name for name in run.names if name.startswith("step_") and "tmp" not in name]
+        seen.add(tuple(whole))
+        assert len(whole) >= 2
+        assert all(complete(run.folder / name) for name in whole)
+        run.save(4)
+        newest = "step_000003" if "step_000003" in whole else "step_000002"
+        assert run.names == [newest, "step_000004"], "what the kill left is gone with the next save"
+    assert seen == {
+        ("step_000001", "step_000002"),
+        ("step_000001", "step_000002", "step_000003"),
+        ("step_000002", "step_000003"),
+    }
+
+
+def test_the_last_version_becomes_an_ordinary_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path, hf=True)
+    run.version_folder = tmp_path / "weight_v000004"
+    run.version_folder.mkdir()
+    for name in ("model.safetensors", "config.json", "manifest.json", "DONE"):
+        (run.version_folder / name).write_text(name)
+    run.save(1)
+    assert not run.hf.exists()
+    run.save(2, last=True)
+    assert sorted(path.name for path in run.hf.iterdir()) == ["config.json", "model.safetensors"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_without_a_version_on_disk_there_is_nothing_to_export(tmp_path: Path) -> None:
+    run = Run(tmp_path, hf=True)
+    run.save(1, last=True)
+    assert not run.hf.exists()
+
+
+@pytest.mark.parametrize("flag", ["--save", "--save-hf"])
+def test_what_lies_in_the_way_is_refused_and_kept(flag: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, hf=True)
+    run.version_folder = tmp_path / "weight_v000004"
+    run.version_folder.mkdir()
+    (run.version_folder / "model.safetensors").write_text("new")
+    place = run.hf if flag == "--save-hf" else run.folder / "step_000001"
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_text("old")
+    with pytest.raises(ConfigError, match=rf"{flag} = .*holds something already"):
+        run.save(1, last=True)
+    assert [path.read_text() for path in place.iterdir()] == ["old"]
+    assert not [path for path in tmp_path.rglob("*") if ".tmp-" in path.name]
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    class Failing(DiskStore):
+        def publish_folder(self, staged: Path, final: Path) -> None:
+            if final.name == "hf":
+                raise OSError(28, "No space left on device")
+            super().publish_folder(staged, final)
+
+    run = Run(tmp_path, hf=True, files=Failing())
+    run.version_folder = tmp_path / "weight_v000004"
+    run.version_folder.mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        run.save(1, last=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["save", "weight_v000004"]

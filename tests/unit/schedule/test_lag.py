@@ -1,0 +1,82 @@
+"""The lag gate, with the numbers of ASY-07."""
+
+from __future__ import annotations
+
+import pytest
+
+from turnout.core.errors import InvariantBroken
+from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
+from turnout.core.version import VersionSpans, WeightVersion
+from turnout.schedule.lag import LagGate
+from turnout.schedule.schedule import SCHEDULES, SYNC
+
+
+def version(step: int, root: str = "a") -> WeightVersion:
+    return WeightVersion(0, step, root * 32)
+
+
+def spanning(*steps: int, root: str = "a") -> RolloutGroup:
+    """One member with a token of each version."""
+    count = len(steps)
+    spans = VersionSpans(tuple((1, version(step, root).label) for step in steps))
+    member = Trajectory((1,) * count, (-0.5,) * count, (1,) * count, spans, Finish.STOP, "", "e", 0, 1.0)
+    return RolloutGroup("g7", 7, 0, Prompt("p", (1,), ""), (member,))
+
+
+def gate(max_lag: int, committed: range = range(7)) -> LagGate:
+    """Version k was exported after k train steps."""
+    made = LagGate(max_lag)
+    for step in committed:
+        made.committed(version(step), step)
+    return made
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 2])
+def test_asy_07_a_span_of_v3_to_v5_used_at_6_has_lag_3(max_lag: int) -> None:
+    with pytest.raises(InvariantBroken, match=f"group g7 has lag 3, the schedule allows {max_lag}"):
+        gate(max_lag).check([spanning(3, 4, 5)], 6)
+    assert gate(3).check([spanning(3, 4, 5)], 6) == {"g7": 3}
+
+
+@pytest.mark.parametrize(("max_lag", "accepted"), [(0, False), (1, True), (2, True)])
+def test_asy_07_a_span_of_v5_to_v6_at_6_has_lag_1(max_lag: int, accepted: bool) -> None:
+    if accepted:
+        assert gate(max_lag).check([spanning(5, 6)], 6) == {"g7": 1}
+        return
+    with pytest.raises(InvariantBroken, match="lag 1"):
+        gate(max_lag).check([spanning(5, 6)], 6)
+
+
+def test_asy_07_lag_0_is_one_version_and_the_trainers() -> None:
+    assert gate(0).check([spanning(6)], 6) == {"g7": 0}
+    with pytest.raises(InvariantBroken):
+        gate(0).check([spanning(5)], 6)
+
+
+def test_the_largest_lag_of_a_group_counts_wherever_it_stands() -> None:
+    for steps in ((4, 6, 5), (6, 4, 5), (5, 6, 4)):
+        assert gate(5).check([spanning(*steps)], 6) == {"g7": 2}
+
+
+def test_a_version_that_was_never_committed_does_not_train() -> None:
+    with pytest.raises(InvariantBroken, match=r"group g7 holds tokens of .*v000009.*never committed"):
+        gate(100).check([spanning(6, 9)], 6)
+    with pytest.raises(InvariantBroken, match="never committed"):
+        gate(100).check([spanning(6, root="b")], 6)
+
+
+def test_the_counter_of_a_version_is_not_its_step() -> None:
+    """After an aborted update the counter runs ahead of the train steps."""
+    made = LagGate(0)
+    made.committed(WeightVersion(0, 9, "a" * 32), 6)
+    assert made.check([spanning(9)], 6) == {"g7": 0}
+
+
+def test_a_group_of_empty_responses_has_no_lag() -> None:
+    assert gate(0).check([spanning()], 6) == {"g7": 0}
+
+
+def test_sync_allows_no_lag() -> None:
+    assert SYNC.max_lag == 0
+    assert SYNC.drain
+    assert SCHEDULES["sync"] is SYNC
