@@ -2,21 +2,23 @@
 
     python -m benchmarks.e2e --json FILE [--workloads short fixed64 long_prompt] [--steps N] [--repeats N]
 
-First every generation mode of TRL is tried on each workload (one measured step); one that can't run is reported
-with its reason. Then Turnout and TRL's fastest mode run in turns, `repeats` times `steps` steps each. The first
-step of every run is a warm-up and not counted. Fails where the two sides did not do the same work.
+First every generation mode of TRL is tried on each workload (one counted step), then the fastest again with
+torch.compile and with Intel's OpenMP; what can't run is reported with its reason. Then Turnout and the fastest of
+TRL run in turns, `repeats` times `steps` steps each. The first step of every run is a warm-up and not counted:
+compilers and caches do their work in it. Fails where the two sides did not do the same work.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +29,6 @@ from benchmarks.trl_env import environment_of, interpreter
 from benchmarks.turnout_side import turnout_side
 from turnout.train.model_zoo import fetch
 
-MODES = ("transformers", "paged", "vllm", "vllm_unpacked")
 RUN_DEADLINE_S = 3600.0
 WARM_UP_STEPS = 1
 PARTS = ("generation", "training", "other")
@@ -35,6 +36,29 @@ PARTS = ("generation", "training", "other")
 ALLOCATOR = (
     "glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=8589934592:glibc.malloc.hugetlb=1"
 )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run TRL: a generation mode of `trl_side`, the model compiled or not, Intel's OpenMP or GNU's."""
+
+    mode: str
+    compiled: bool = False
+    iomp: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.mode + "+compile" * self.compiled + "+iomp" * self.iomp
+
+    def environment(self, python: Path) -> dict[str, str]:
+        """Of the child process. The environment with vLLM has Intel's OpenMP, which vLLM advises to preload."""
+        extra = {"GLIBC_TUNABLES": ALLOCATOR}
+        if self.iomp:
+            extra["LD_PRELOAD"] = str(python.parent.parent / "lib" / "libiomp5.so")
+        return os.environ | extra
+
+
+MODES = tuple(Variant(mode) for mode in ("transformers", "paged", "vllm", "vllm_unpacked"))
 
 
 @dataclass(frozen=True)
@@ -53,7 +77,9 @@ class UnequalWork(Exception):
     """The two sides generated or trained different amounts."""
 
 
-def trl_side(bench: Bench, workload: Workload, mode: str, prompts: Prompts, name: str) -> dict[str, Any]:
+def trl_side(
+    bench: Bench, workload: Workload, variant: Variant, prompts: Prompts, name: str
+) -> dict[str, Any]:
     """One GRPOTrainer run in a child process of TRL's environment; its result, `error` set where it failed."""
     folder = bench.folder / name
     folder.mkdir(parents=True)
@@ -63,7 +89,8 @@ def trl_side(bench: Bench, workload: Workload, mode: str, prompts: Prompts, name
         "group_size": GROUP_SIZE,
         "new_tokens": workload.new_tokens,
         "learning_rate": LEARNING_RATE,
-        "generation": mode,
+        "generation": variant.mode,
+        "torch_compile": variant.compiled,
         "weights": bench.weights,
         "threads": bench.threads,
         "micro_batch": workload.trl_micro_batch,
@@ -73,11 +100,11 @@ def trl_side(bench: Bench, workload: Workload, mode: str, prompts: Prompts, name
     files = [str(folder / "request.json"), str(folder / "result.json")]
     script = str(Path(__file__).with_name("trl_side.py"))
     try:
-        python = str(interpreter(environment_of(mode)))
+        python = interpreter(environment_of(variant.mode))
         with (folder / "log").open("w") as log:
             subprocess.run(
-                [python, script, *files],
-                env=os.environ | {"GLIBC_TUNABLES": ALLOCATOR},
+                [str(python), script, *files],
+                env=variant.environment(python),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 timeout=RUN_DEADLINE_S,
@@ -88,33 +115,42 @@ def trl_side(bench: Bench, workload: Workload, mode: str, prompts: Prompts, name
     return json.loads((folder / "result.json").read_text())
 
 
-def try_modes(bench: Bench, workload: Workload, broken: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Every mode once, one measured step. `broken` collects those that failed, which aren't tried again."""
+def try_variants(bench: Bench, workload: Workload, broken: dict[str, str]) -> tuple[Variant, dict[str, Any]]:
+    """TRL's fastest variant by one counted step, and what every one tried did.
+
+    `broken` collects those that failed, which aren't tried again. Raises RuntimeError where none runs."""
     prompts = make_prompts(workload, bench.model, WARM_UP_STEPS + 1, seed=0)
-    tried: dict[str, dict[str, Any]] = {}
-    for mode in MODES:
-        if mode in broken:
-            tried[mode] = {"error": broken[mode]}
-            continue
-        result = trl_side(bench, workload, mode, prompts, f"{workload.name}-try-{mode}")
-        if result["error"] is not None:
-            broken[mode] = result["error"]
-            tried[mode] = {"error": result["error"]}
-        else:
-            tried[mode] = {"error": None} | summary(workload, [result])
-        say(
-            f"{workload.name}: TRL {mode}: {tried[mode].get('seconds_per_step') or tried[mode]['error'][:200]}"
-        )
-    return tried
+    tried: dict[str, Any] = {}
+
+    def seconds(variant: Variant) -> float:
+        if variant.name not in broken:
+            result = trl_side(bench, workload, variant, prompts, f"{workload.name}-try-{variant.name}")
+            if result["error"] is None:
+                tried[variant.name] = {"error": None} | summary(workload, [result])
+                say(
+                    f"{workload.name}: TRL {variant.name}: {tried[variant.name]['seconds_per_step']:.1f} s a step"
+                )
+                return tried[variant.name]["seconds_per_step"]
+            broken[variant.name] = result["error"]
+            say(f"{workload.name}: TRL {variant.name} can't run: {result['error'][:200]}")
+        tried[variant.name] = {"error": broken[variant.name]}
+        return math.inf
+
+    best = min(MODES, key=seconds)
+    if tried[best.name]["error"] is not None:
+        raise RuntimeError(f"no mode of TRL runs on {workload.name}: {tried}")
+    for name in ("compiled", "iomp"):
+        candidate = replace(best, **{name: True})
+        if name == "iomp" and environment_of(best.mode) != "trl-vllm":
+            continue  # only that environment has it
+        if seconds(candidate) < tried[best.name]["seconds_per_step"]:
+            best = candidate
+    return best, tried
 
 
 def measure(bench: Bench, workload: Workload, broken: dict[str, str]) -> dict[str, Any]:
     """Everything about one workload. Raises UnequalWork, and RuntimeError where a side can't run."""
-    tried = try_modes(bench, workload, broken)
-    running = {mode: t["seconds_per_step"] for mode, t in tried.items() if t["error"] is None}
-    if not running:
-        raise RuntimeError(f"no mode of TRL runs on {workload.name}: {tried}")
-    best = min(running, key=lambda mode: running[mode])
+    best, tried = try_variants(bench, workload, broken)
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     draws = [
@@ -136,8 +172,8 @@ def measure(bench: Bench, workload: Workload, broken: dict[str, str]) -> dict[st
         "new_tokens": workload.new_tokens,
         "ratio": turnout["samples_per_second"] / trl["samples_per_second"],
         "turnout": turnout | {"settings": ours[0]["settings"]},
-        "trl": trl | {"mode": best, "settings": theirs[0]["settings"]} | about(theirs[0]),
-        "trl_modes": tried,
+        "trl": trl | {"variant": best.name, "settings": theirs[0]["settings"]} | about(theirs[0]),
+        "trl_variants": tried,
     }
 
 
@@ -194,7 +230,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.e2e", description="Turnout against TRL's GRPOTrainer")
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--steps", type=int, default=3, help="counted steps of a run")
+    parser.add_argument("--steps", type=int, default=2, help="counted steps of a run")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each side, in turns")
     parser.add_argument("--threads", type=int, default=machine.cpus(), help="threads of TRL")
     parser.add_argument("--trl-weights", choices=("bfloat16", "float32"), default="bfloat16")
@@ -213,7 +249,7 @@ def main(argv: list[str] | None = None) -> int:
         broken: dict[str, str] = {}
         for name in args.workloads:
             results[name] = measure(bench, WORKLOADS[name], broken)
-            say(f"{name}: {results[name]['ratio']:.2f} x TRL ({results[name]['trl']['mode']})")
+            say(f"{name}: {results[name]['ratio']:.2f} x TRL ({results[name]['trl']['variant']})")
     report = {
         "benchmark": "e2e",
         "model": "SmolLM2-135M-Instruct, from a 4-bit GGUF, as bf16",
@@ -229,7 +265,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, result in results.items():
         print(
             f"{name:12} {result['turnout']['samples_per_second']:8.2f} samples/s, TRL "
-            f"{result['trl']['samples_per_second']:8.2f} ({result['trl']['mode']}), ratio {result['ratio']:.2f}"
+            f"{result['trl']['samples_per_second']:8.2f} ({result['trl']['variant']}), ratio {result['ratio']:.2f}"
         )
     return 0
 

@@ -71,9 +71,9 @@ def _finish(config: RunConfig, paths: RunPaths, session: object) -> None:
 
 def _prepare_process(config: RunConfig) -> None:
     """Before torch is loaded: threads of this process, and pools that give the cores back while they wait."""
+    from turnout.placement.processes import POOL_ENVIRONMENT
     from turnout.schedule.wiring import cpu_count
 
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     os.environ["OMP_NUM_THREADS"] = str(config.trainer_thread_count(cpu_count()))
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.update(POOL_ENVIRONMENT)

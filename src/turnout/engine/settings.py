@@ -33,7 +33,7 @@ class EngineSettings:
     max_running_requests: int = 64
     max_waiting: int = 4096
     max_step_tokens: int = 512
-    row_block: int = 32
+    row_block: int = 64
     context_length: int | None = None
     admin_token: str | None = None
     allowed_roots: tuple[Path, ...] = ()
