@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+
+IdSource = Callable[[], str]
+
+
+def random_id() -> str:
+    """32 hex digits that nobody else has, for requests, writes and runs. A simulator passes its own source."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ nor engine changes what is sampled.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused
 from turnout.core.ports import Clock
-from turnout.core.rng import SeedTree
+from turnout.core.rng import IdSource, SeedTree, random_id
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import VersionSpans
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
@@ -64,9 +63,15 @@ class Generator:
     """Makes trajectories and groups on a set of engines. Engines take requests in turn by group."""
 
     def __init__(
-        self, engines: Sequence[EngineClient], rewards: RewardRunner, decoder: Decoder, clock: Clock
+        self,
+        engines: Sequence[EngineClient],
+        rewards: RewardRunner,
+        decoder: Decoder,
+        clock: Clock,
+        ids: IdSource = random_id,
     ) -> None:
         self._engines, self._rewards, self._decoder, self._clock = list(engines), rewards, decoder, clock
+        self._ids = ids
         self.tokens_made = 0
 
     async def group(self, group: RolloutGroup, plan: SamplingPlan, seeds: SeedTree) -> RolloutGroup:
@@ -86,7 +91,7 @@ class Generator:
         """One unscored trajectory; `turn` chooses the engine. EngineBusy is tried again until the deadline."""
         params = replace(plan.params, sampling_seed=seed)
         engine = self._engines[turn % len(self._engines)]
-        request = GenerateRequest(uuid.uuid4().hex, prompt.token_ids, params, extra_key=engine.version)
+        request = GenerateRequest(self._ids(), prompt.token_ids, params, extra_key=engine.version)
         reply = await self._answered(engine, request, plan.deadline_s)
         self.tokens_made += len(reply.output_ids)
         return self._trajectory(reply, engine.engine_id, seed)

@@ -13,13 +13,13 @@ import asyncio
 import json
 import re
 import shutil
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Store
+from turnout.core.rng import random_id
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
 from turnout.weights.manifest import DONE, MANIFEST
@@ -74,7 +74,7 @@ class RunCheckpoints:
         for name in self._files.names(folder):
             if _LEFTOVER.fullmatch(name):
                 self._files.remove_tree(folder / name)
-        staged = folder / f"{final.name}.tmp-{uuid.uuid4().hex}"
+        staged = folder / f"{final.name}.tmp-{random_id()}"
         staged.mkdir()
         try:
             await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
@@ -99,7 +99,7 @@ class RunCheckpoints:
             return
         _check_free("--save-hf", target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
+        staged = target.with_name(f".{target.name}.tmp-{random_id()}")
         try:
             shutil.copytree(source, staged, ignore=shutil.ignore_patterns(MANIFEST, DONE))
             self._files.publish_folder(staged, target)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from turnout.config.rundir import RunPaths
 from turnout.core.errors import EngineDead, TurnoutError
 from turnout.core.events import EngineLost, EngineReady, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
-from turnout.core.rng import SeedTree
+from turnout.core.rng import SeedTree, random_id
 from turnout.core.types import Prompt
 from turnout.core.version import WeightVersion
 from turnout.observe.eventlog import EventLog
@@ -123,7 +122,7 @@ class Session:
 
     def __init__(self, config: RunConfig, paths: RunPaths, clock: Clock, files: Store) -> None:
         self.config, self.paths, self._clock, self._files = config, paths, clock, files
-        self._run_id = uuid.uuid4().hex
+        self._run_id = random_id()
         self.outcome = RunOutcome()
         self._phases = Phases(clock)
         self._engines: list[Engine] = []

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from turnout.core.errors import WeightError
 from turnout.core.ports import Store
+from turnout.core.rng import IdSource, random_id
 from turnout.core.version import WeightVersion
 from turnout.weights.checkpoint_io import copy_assets, write_checkpoint
 from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
@@ -44,8 +44,11 @@ class WeightStore:
     """The publisher's handle on a store. `assets` is the checkpoint whose config and tokenizer each version
     carries; `shard_bytes` bounds a file, and with it the memory that a write holds."""
 
-    def __init__(self, root: Path, files: Store, assets: Path, shard_bytes: int) -> None:
+    def __init__(
+        self, root: Path, files: Store, assets: Path, shard_bytes: int, ids: IdSource = random_id
+    ) -> None:
         self.root, self._files, self._assets, self._shard_bytes = root, files, assets, shard_bytes
+        self._ids = ids
         self._run_id, self._incarnation = "", 0
 
     def open(self, run_id: str, incarnation: int, base_root: str) -> None:
@@ -73,7 +76,7 @@ class WeightStore:
         """Writes the next version and returns it; raises WeightError, leaving nothing half-written behind,
         where there is too little room, a file operation fails or another publisher was faster."""
         with self._told("no version could be written"):
-            counter, write_id = self.newest_counter() + 1, uuid.uuid4().hex
+            counter, write_id = self.newest_counter() + 1, self._ids()
             self._check_room(counter)
             manifest = self._write(tensors, step, counter, write_id)
             record = json.dumps({**asdict(manifest.version), "write_id": write_id}).encode()
