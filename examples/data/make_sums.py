@@ -37,7 +37,11 @@ def make(folder: Path) -> None:
     heldout = [pair if chance.random() < 0.5 else pair[::-1] for pair in pairs[:HELDOUT_ROWS]]
     ordered = sorted({order for pair in pairs[HELDOUT_ROWS:] for order in (pair, pair[::-1])})
     train = chance.sample(ordered, TRAIN_ROWS)
-    files = {"sums_train": (train, False), "sums_heldout": (heldout, False), "sums_heldout_one_shot": (heldout, True)}
+    files = {
+        "sums_train": (train, False),
+        "sums_heldout": (heldout, False),
+        "sums_heldout_one_shot": (heldout, True),
+    }
     for name, (chosen, example) in files.items():
         lines = "".join(json.dumps(row(left, right, example)) + "\n" for left, right in chosen)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
