@@ -70,6 +70,7 @@ class RunReporter:
 
     def step(self, batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> None:
         """Called once a step, after its version was committed."""
+        self._tell_evals()
         seconds = self._phases.take()
         now = self._clock.now()
         total, self._step_started = now - self._step_started - seconds.get("evaluate", 0.0), now
@@ -101,13 +102,8 @@ class RunReporter:
             self.say(f"step {batch.step + 1}: {len(batch.groups)} groups only: {batch.short}")
 
     def tick(self) -> None:
-        """Draws what is known now."""
-        evals = self._sources.evals()
-        for step, score in evals[self._told_evals :]:
-            self._metrics.write(step, {EVAL_SCORE: score})
-            if not self._panel.live:
-                self.say(f"step {step}: evaluation {score:.3f}")
-        self._told_evals = len(evals)
+        """Draws what is known now; also called once at the end of a run."""
+        evals = self._tell_evals()
         self._panel.update(
             RunView(
                 **{
@@ -120,6 +116,16 @@ class RunReporter:
                 }
             )
         )
+
+    def _tell_evals(self) -> tuple[tuple[int, float], ...]:
+        """Writes the points that are new: each before the row of the next step, whenever a tick comes."""
+        evals = self._sources.evals()
+        for step, score in evals[self._told_evals :]:
+            self._metrics.write(step, {EVAL_SCORE: score})
+            if not self._panel.live:
+                self.say(f"step {step}: evaluation {score:.3f}")
+        self._told_evals = len(evals)
+        return evals
 
     def say(self, text: str) -> None:
         self._panel.say(text)

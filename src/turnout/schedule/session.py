@@ -278,6 +278,7 @@ class Session:
             for task in (main, ticker, *deaths):
                 task.cancel()
             await asyncio.gather(main, ticker, *deaths, return_exceptions=True)
+            reporter.tick()  # the last evaluation came after the last step
 
     def _phase(self) -> str:
         return self._phases.current
