@@ -148,9 +148,12 @@ def try_variants(bench: Bench, workload: Workload, broken: dict[str, str]) -> tu
     return best, tried
 
 
-def measure(bench: Bench, workload: Workload, broken: dict[str, str]) -> dict[str, Any]:
-    """Everything about one workload. Raises UnequalWork, and RuntimeError where a side can't run."""
-    best, tried = try_variants(bench, workload, broken)
+def measure(
+    bench: Bench, workload: Workload, broken: dict[str, str], chosen: Variant | None
+) -> tuple[Variant, dict[str, Any]]:
+    """Everything about one workload, and TRL's variant: `chosen`, or the fastest of all. Raises UnequalWork,
+    and RuntimeError where a side can't run."""
+    best, tried = (chosen, {}) if chosen is not None else try_variants(bench, workload, broken)
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     draws = [
@@ -166,7 +169,7 @@ def measure(bench: Bench, workload: Workload, broken: dict[str, str]) -> dict[st
                 raise RuntimeError(f"{side} failed on {workload.name}: {result['error']}")
         check_equal(workload, prompts, ours[-1], theirs[-1])
     turnout, trl = summary(workload, ours), summary(workload, theirs)
-    return {
+    return best, {
         "samples_per_step": workload.samples_per_step,
         "prompt_tokens": draws[0].tokens,
         "new_tokens": workload.new_tokens,
@@ -232,6 +235,13 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--steps", type=int, default=2, help="counted steps of a run")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each side, in turns")
+    parser.add_argument(
+        "--try-on",
+        nargs="+",
+        choices=WORKLOADS,
+        default=list(WORKLOADS),
+        help="workloads on which every variant of TRL is tried; the others take the fastest of the one before",
+    )
     parser.add_argument("--threads", type=int, default=machine.cpus(), help="threads of TRL")
     parser.add_argument("--trl-weights", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--keep", type=Path, help="folder for logs and runs; a temporary one otherwise")
@@ -245,23 +255,26 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="turnout-e2e-") as temporary:
         folder = (args.keep or Path(temporary)).absolute()
         bench = Bench(fetch(), folder, args.steps, args.repeats, args.threads, args.trl_weights)
-        results: dict[str, Any] = {}
+        report: dict[str, Any] = {
+            "benchmark": "e2e",
+            "model": "SmolLM2-135M-Instruct, from a 4-bit GGUF, as bf16",
+            "machine": before,
+            "steps": args.steps,
+            "repeats": args.repeats,
+            "warm_up_steps_per_run": WARM_UP_STEPS,
+            "trl_environment": {"GLIBC_TUNABLES": ALLOCATOR},
+            "trl_variants_tried_on": args.try_on,
+            "workloads": {},
+        }
+        results: dict[str, Any] = report["workloads"]
         broken: dict[str, str] = {}
+        chosen: Variant | None = None
         for name in args.workloads:
-            results[name] = measure(bench, WORKLOADS[name], broken)
+            known = None if name in args.try_on else chosen
+            chosen, results[name] = measure(bench, WORKLOADS[name], broken, known)
             say(f"{name}: {results[name]['ratio']:.2f} x TRL ({results[name]['trl']['variant']})")
-    report = {
-        "benchmark": "e2e",
-        "model": "SmolLM2-135M-Instruct, from a 4-bit GGUF, as bf16",
-        "machine": before,
-        "steps": args.steps,
-        "repeats": args.repeats,
-        "warm_up_steps_per_run": WARM_UP_STEPS,
-        "trl_environment": {"GLIBC_TUNABLES": ALLOCATOR},
-        "seconds_total": round(time.monotonic() - started, 1),
-        "workloads": results,
-    }
-    args.json.write_text(json.dumps(report, indent=2) + "\n")
+            report["seconds_total"] = round(time.monotonic() - started, 1)
+            args.json.write_text(json.dumps(report, indent=2) + "\n")
     for name, result in results.items():
         print(
             f"{name:12} {result['turnout']['samples_per_second']:8.2f} samples/s, TRL "
