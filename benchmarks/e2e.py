@@ -73,6 +73,12 @@ class Bench:
     weights: str
 
 
+NOT_TRIED = {
+    "vllm server": "VLLMClient.init_communicator raises NotImplementedError where the trainer is not on CUDA: "
+    "TRL's weight transfer to a vLLM server is NCCL's"
+}
+
+
 class UnequalWork(Exception):
     """The two sides generated or trained different amounts."""
 
@@ -251,36 +257,40 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; 0, or 1 where the sides differ or one failed."""
     args = read_arguments(argv)
-    before, started = machine.describe(), time.monotonic()
+    started = time.monotonic()
+    results: dict[str, Any] = {}
+    report = {
+        "benchmark": "e2e",
+        "model": "SmolLM2-135M-Instruct, from a 4-bit GGUF, as bf16",
+        "machine": machine.describe(),
+        "steps": args.steps,
+        "repeats": args.repeats,
+        "warm_up_steps_per_run": WARM_UP_STEPS,
+        "trl_environment": {"GLIBC_TUNABLES": ALLOCATOR},
+        "trl_not_tried": NOT_TRIED,
+        "workloads": results,
+    }
+    broken: dict[str, str] = {}
+    error: str | None = None
     with tempfile.TemporaryDirectory(prefix="turnout-e2e-") as temporary:
         folder = (args.keep or Path(temporary)).absolute()
         bench = Bench(fetch(), folder, args.steps, args.repeats, args.threads, args.trl_weights)
-        report: dict[str, Any] = {
-            "benchmark": "e2e",
-            "model": "SmolLM2-135M-Instruct, from a 4-bit GGUF, as bf16",
-            "machine": before,
-            "steps": args.steps,
-            "repeats": args.repeats,
-            "warm_up_steps_per_run": WARM_UP_STEPS,
-            "trl_environment": {"GLIBC_TUNABLES": ALLOCATOR},
-            "trl_variants_tried_on": args.try_on,
-            "workloads": {},
-        }
-        results: dict[str, Any] = report["workloads"]
-        broken: dict[str, str] = {}
-        chosen: Variant | None = None
         for name in args.workloads:
-            known = None if name in args.try_on else chosen
-            chosen, results[name] = measure(bench, WORKLOADS[name], broken, known)
+            try:
+                results[name] = measure(bench, WORKLOADS[name], broken)
+            except (UnequalWork, RuntimeError) as problem:
+                error = f"{type(problem).__name__}: {problem}"
+                say(error)
+                break
             say(f"{name}: {results[name]['ratio']:.2f} x TRL ({results[name]['trl']['variant']})")
-            report["seconds_total"] = round(time.monotonic() - started, 1)
-            args.json.write_text(json.dumps(report, indent=2) + "\n")
+    report |= {"error": error, "seconds_total": round(time.monotonic() - started, 1)}
+    args.json.write_text(json.dumps(report, indent=2) + "\n")
     for name, result in results.items():
         print(
             f"{name:12} {result['turnout']['samples_per_second']:8.2f} samples/s, TRL "
             f"{result['trl']['samples_per_second']:8.2f} ({result['trl']['variant']}), ratio {result['ratio']:.2f}"
         )
-    return 0
+    return 0 if error is None else 1
 
 
 if __name__ == "__main__":
