@@ -140,6 +140,7 @@ class EngineCore:
             self.abort_all("aborted by a weight update")
         elif activation.flush:
             self.scheduler.retract_all()
+        self.scheduler.forget_shared()
         try:
             root = self.weights.activate(activation.prepared)
         except (WeightError, OSError, ValueError) as fault:

@@ -6,6 +6,9 @@ Owns every live request, its state and its pages. Promises:
 - pages are taken as positions need them; when none is left the youngest running request is preempted: its
   pages go, its tokens, log-probs and version spans stay, and it is computed again later (same bits, since a
   row's result depends on neither batch nor chunk). The oldest always goes on, so nothing deadlocks;
+- requests whose prompts begin alike share the pages of that beginning: a request waits while an older one is
+  computing a page that both need, and holds it when it is there. It waits for an older one only, so the oldest
+  always goes on; `forget_shared` ends all sharing with what was computed so far;
 - tokens appear only in `accept`, so every command acts at a token boundary;
 - `check` raises InvariantBroken for a page leaked or doubled, or a token without log-prob or version.
 
@@ -24,6 +27,7 @@ from turnout.core.machine import Table
 from turnout.core.types import Finish
 from turnout.core.version import VersionSpans
 from turnout.engine.pages import PageAllocator
+from turnout.engine.sharing import SharedPages, page_keys
 from turnout.protocol.sglang import SamplingParams
 
 
@@ -73,6 +77,8 @@ class Request:
     finish: Finish | None = None
     message: str = ""
     slot: int = -1
+    keys: list[bytes] = field(default_factory=list)  # of the prompt's full pages, see engine.sharing
+    cached: int = 0  # positions whose KV another request had computed
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -118,6 +124,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pages = PageAllocator(limits.pages)
+        self._shared = SharedPages()
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by arrival
         self.paused = False
@@ -144,6 +151,7 @@ class Scheduler:
             raise InvariantBroken(f"request {request.rid} is known already or can never fit")
         if not request.tokens or request.params.max_new_tokens < 1:
             raise InvariantBroken(f"request {request.rid} has nothing to compute")
+        request.keys = page_keys(request.tokens, self.limits.page_tokens)
         self._arrivals += 1
         request.arrival = self._arrivals
         self._by_rid[request.rid] = request
@@ -154,11 +162,12 @@ class Scheduler:
         if self.paused:
             return ()
         self._admit()
+        waits = self._adopt_shared()
         decodes = sum(1 for r in self.running if r.pending == 1)
         left = self.limits.max_step_tokens - decodes
         chunks: list[Chunk] = []
         for request in list(self.running):
-            if request.state is not State.RUNNING:
+            if request.state is not State.RUNNING or request in waits:
                 continue
             wanted = 1 if request.pending == 1 else min(request.pending, left)
             count = self._take_pages(request, wanted) if wanted else 0
@@ -171,7 +180,16 @@ class Scheduler:
         """A chunk's KV lies in its pages now."""
         if chunk.request.state is not State.RUNNING or chunk.request.computed != chunk.first:
             raise InvariantBroken(f"{chunk.request.rid}: chunk at {chunk.first} was not the planned one")
-        chunk.request.computed += chunk.count
+        request, size = chunk.request, self.limits.page_tokens
+        request.computed += chunk.count
+        for index in range(chunk.first // size, min(request.computed // size, len(request.keys))):
+            self._shared.offer(request.keys[index], request.pages[index])
+
+    def forget_shared(self) -> None:
+        """From here on nobody shares what was computed before: the weights are others now."""
+        self._shared.forget()
+        for request in self.running:
+            request.keys = []
 
     def accept(self, request: Request, token: int, logprob: float, version: str) -> bool:
         """Appends a sampled token; ends the request at an end id or at its length. Returns whether it ended."""
@@ -212,6 +230,9 @@ class Scheduler:
         """Raises InvariantBroken where the books do not balance."""
         live = [*self.running, *self.waiting]
         self.pages.check([page for request in self.running for page in request.pages])
+        stray = self._shared.check(self.pages.taken)
+        if stray:
+            raise InvariantBroken(f"pages {stray[:9]} are offered and nobody holds them")
         if {r.rid for r in live} != set(self._by_rid) or len(live) != len(self._by_rid):
             raise InvariantBroken("a request is lost or in two queues")
         slots = [r.slot for r in self.running] + self._slots
@@ -242,6 +263,29 @@ class Scheduler:
             request.slot = self._slots.pop()
             insort(self.running, self.waiting.pop(0), key=_arrival)
 
+    def _adopt_shared(self) -> set[Request]:
+        """Lets every running request hold the pages of its prompt that are there; returns those that wait for
+        an older one to compute the next."""
+        computing: set[bytes] = set()
+        waits: set[Request] = set()
+        size = self.limits.page_tokens
+        for request in self.running:
+            at = request.computed // size
+            while request.computed == at * size and len(request.pages) == at < len(request.keys):
+                page = self._shared.find(request.keys[at])
+                if page is None:
+                    break
+                self.pages.hold(page)
+                request.pages.append(page)
+                request.computed += size
+                request.cached += size
+                at += 1
+            if at < len(request.keys):
+                if request.computed == at * size and request.keys[at] in computing:
+                    waits.add(request)
+                computing.update(request.keys[at:])
+        return waits
+
     def _missing(self, request: Request) -> int:
         return self._pages_for(len(request.tokens)) - len(request.pages)
 
@@ -259,6 +303,7 @@ class Scheduler:
         request.state = TABLE.after(request.state, Event.PREEMPT)
         self.preemptions += 1
         self._release(request)
+        request.cached = 0
         insort(self.waiting, request, key=_arrival)
 
     def _leave(self, request: Request, event: Event) -> None:
@@ -272,7 +317,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.running.remove(request)
-        self.pages.give(request.pages)
+        self._shared.freed(self.pages.give(request.pages))
         self._slots.append(request.slot)
         request.pages, request.computed, request.slot = [], 0, -1
 

@@ -186,7 +186,7 @@ class Server:
             message=request.message,
             spans=request.spans.runs,
             prompt_tokens=request.prompt_tokens,
-            cached_tokens=0,
+            cached_tokens=request.cached,
         ).to_json(request.rid)
         if not return_logprob:
             del reply["meta_info"]["output_token_logprobs"]

@@ -80,6 +80,19 @@ def test_alone_equals_among_others(bench):
     assert bench.run(requests()[::-1]) == together
 
 
+def test_requests_that_share_their_prompt_equal_each_alone(bench):
+    def alike() -> list[Request]:
+        tokens = requests([(41, 9, {})])[0].tokens
+        params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+        return [Request(f"s{member}", list(tokens), params, member) for member in range(6)]
+
+    shared = alike()
+    together = bench.run(shared)
+    assert [request.cached for request in shared] == [0] + [32] * 5
+    for request in alike():
+        assert bench.run([request])[request.rid] == together[request.rid]
+
+
 def test_chunked_prefill_equals_one_shot(bench):
     assert bench.run(requests(), max_step_tokens=8) == bench.run(requests(), max_step_tokens=512)
 

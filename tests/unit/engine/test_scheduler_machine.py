@@ -15,19 +15,34 @@ from turnout.protocol.sglang import SamplingParams
 PAGE = 4
 
 
+def prompt_of(family: int, length: int) -> list[int]:
+    """Prompts of one family begin alike; those of two differ from their fifth token on."""
+    return [at if at < 4 else 1000 * family + at for at in range(length)]
+
+
 class FakeEngine:
-    """A scheduler, and pages that hold (rid, position, token) where an engine holds keys and values."""
+    """A scheduler, and pages that hold what keys and values depend on: all tokens up to a position, and the
+    weights (`epoch`) that they were computed with."""
 
     def __init__(self, limits: Limits) -> None:
         self.scheduler, self.limits = Scheduler(limits), limits
-        self.kv: dict[tuple[int, int], tuple[str, int, int]] = {}
+        self.kv: dict[tuple[int, int], tuple[tuple[int, ...], int]] = {}
+        self.epoch, self.rows = 0, 0
+        self.started: dict[str, tuple[list[int], int]] = {}
         self.seen: dict[str, Request] = {}
         self.clock = 0
 
-    def submit(self, prompt: int, new: int) -> None:
+    def update(self) -> None:
+        """New weights, while running requests go on with the KV that they have."""
+        self.epoch += 1
+        self.scheduler.forget_shared()
+
+    def submit(self, prompt: int, new: int, family: int = 0) -> None:
         if self.scheduler.full or not self.scheduler.fits(prompt + new):
             return
-        request = Request(f"r{len(self.seen)}", list(range(prompt)), SamplingParams(max_new_tokens=new), 0)
+        request = Request(
+            f"r{len(self.seen)}", prompt_of(family, prompt), SamplingParams(max_new_tokens=new), 0
+        )
         self.seen[request.rid] = request
         self.scheduler.submit(request)
 
@@ -38,18 +53,23 @@ class FakeEngine:
         running = [r for r in self.scheduler.running if r.generated and r.pending == 1]
         planned = {c.request.rid for c in chunks}
         starved = [r for r in running if r.rid not in planned]
-        assert not starved or self.scheduler.pages.free == 0
+        assert not starved or self.scheduler.pages.free == 0 or self.scheduler.paused
         for chunk in chunks:
             request = chunk.request
             assert chunk.first == request.computed and chunk.count >= 1
+            self.rows += chunk.count
+            known = self.started.get(request.rid)
+            if known is None or known[0] is not request.pages:
+                self.started[request.rid] = (request.pages, self.epoch)
             for position in range(chunk.first, chunk.first + chunk.count):
                 page = request.pages[position // PAGE]
-                self.kv[page, position % PAGE] = (request.rid, position, request.tokens[position])
+                self.kv[page, position % PAGE] = (tuple(request.tokens[: position + 1]), self.epoch)
         for chunk in chunks:
             request, end = chunk.request, chunk.first + chunk.count
             for position in range(end):  # attention reads all of these
-                held = self.kv[request.pages[position // PAGE], position % PAGE]
-                assert held == (request.rid, position, request.tokens[position])
+                held, epoch = self.kv[request.pages[position // PAGE], position % PAGE]
+                assert held == tuple(request.tokens[: position + 1])
+                assert epoch >= self.started[request.rid][1]
             self.scheduler.computed(chunk)
             assert chunk.samples == (end == len(request.tokens))
             if chunk.samples:
@@ -78,10 +98,10 @@ limits = st.builds(
 )
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 30), st.integers(1, 20)),
+        st.tuples(st.just("submit"), st.integers(1, 30), st.integers(1, 20), st.integers(0, 1)),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("abort"), st.integers(0, 20)),
-        st.sampled_from([("abort_all",), ("retract",), ("pause",), ("continue",)]),
+        st.sampled_from([("abort_all",), ("retract",), ("pause",), ("continue",), ("update",)]),
     ),
     max_size=40,
 )
@@ -101,6 +121,8 @@ def test_random_schedules_lose_nothing_and_end(limits, operations):
             engine.scheduler.abort(f"r{arguments[0]}", "asked")
         elif name == "abort_all":
             engine.scheduler.abort_all("asked")
+        elif name == "update":
+            engine.update()
         elif name == "retract":
             engine.scheduler.retract_all()
         else:
@@ -112,7 +134,8 @@ def test_random_schedules_lose_nothing_and_end(limits, operations):
         assert request.generated == len(request.logprobs) == len(request.spans)
         if request.state is State.FINISHED:
             assert request.finish is Finish.LENGTH and request.generated == request.params.max_new_tokens
-        assert request.tokens[: request.prompt_tokens] == list(range(request.prompt_tokens))
+        length = request.prompt_tokens
+        assert request.tokens[:length] in (prompt_of(0, length), prompt_of(1, length))
 
 
 def machine(pages=8, max_running=4, max_waiting=8, max_step_tokens=16) -> FakeEngine:
@@ -228,6 +251,11 @@ def test_pages_are_never_doubled_and_faults_of_the_books_are_found():
     pages = PageAllocator(4)
     held = pages.take(3)
     pages.check(held)
+    pages.hold(held[0])
+    pages.check([*held, held[0]])
+    assert pages.give([held[0]]) == []
+    with pytest.raises(InvariantBroken):
+        pages.hold(3)
     for wrong in (held[:2], [*held, held[0]], [*held, 3]):
         with pytest.raises(InvariantBroken):
             pages.check(wrong)
@@ -237,3 +265,43 @@ def test_pages_are_never_doubled_and_faults_of_the_books_are_found():
     with pytest.raises(InvariantBroken):
         pages.give(held[:1])
     pages.check([])
+
+
+def test_a_prompt_that_many_requests_share_is_computed_once():
+    engine = machine(pages=60, max_running=8, max_step_tokens=64)
+    for _ in range(8):
+        engine.submit(19, 2)
+    engine.drain()
+    requests = list(engine.seen.values())
+    assert [r.cached for r in requests] == [0] + [16] * 7  # four full pages of four tokens
+    assert engine.rows == 19 + 7 * 3 + 8  # the prompt once, seven tails, one more decoded token each
+
+
+def test_prompts_that_part_share_only_what_is_alike():
+    engine = machine(pages=60, max_running=8, max_step_tokens=64)
+    engine.submit(19, 2, 0)
+    engine.submit(19, 2, 1)
+    engine.drain()
+    assert [r.cached for r in engine.seen.values()] == [0, 4]
+
+
+def test_after_an_update_nothing_computed_before_is_shared():
+    engine = machine(pages=60, max_running=8, max_step_tokens=64)
+    engine.submit(19, 30)
+    engine.step()
+    engine.update()
+    engine.submit(19, 2)
+    engine.drain()
+    assert [r.cached for r in engine.seen.values()] == [0, 0]
+
+
+def test_pages_outlive_the_request_that_computed_them_while_another_holds_them():
+    engine = machine(pages=60, max_running=8, max_step_tokens=64)
+    for _ in range(3):
+        engine.submit(19, 20)
+    engine.step()
+    engine.step()
+    engine.scheduler.abort("r0", "asked")
+    engine.submit(19, 2)
+    engine.drain()
+    assert engine.seen["r3"].cached == 16
