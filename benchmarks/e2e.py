@@ -259,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     args = read_arguments(argv)
     started = time.monotonic()
     results: dict[str, Any] = {}
-    report = {
+    report: dict[str, Any] = {
         "benchmark": "e2e",
         "model": "SmolLM2-135M-Instruct, from a 4-bit GGUF, as bf16",
         "machine": machine.describe(),
@@ -267,30 +267,35 @@ def main(argv: list[str] | None = None) -> int:
         "repeats": args.repeats,
         "warm_up_steps_per_run": WARM_UP_STEPS,
         "trl_environment": {"GLIBC_TUNABLES": ALLOCATOR},
+        "trl_variants_tried_on": args.try_on,
         "trl_not_tried": NOT_TRIED,
+        "error": None,
         "workloads": results,
     }
     broken: dict[str, str] = {}
-    error: str | None = None
+    chosen: Variant | None = None
     with tempfile.TemporaryDirectory(prefix="turnout-e2e-") as temporary:
         folder = (args.keep or Path(temporary)).absolute()
         bench = Bench(fetch(), folder, args.steps, args.repeats, args.threads, args.trl_weights)
         for name in args.workloads:
+            known = None if name in args.try_on else chosen
             try:
-                results[name] = measure(bench, WORKLOADS[name], broken)
+                chosen, results[name] = measure(bench, WORKLOADS[name], broken, known)
             except (UnequalWork, RuntimeError) as problem:
-                error = f"{type(problem).__name__}: {problem}"
-                say(error)
-                break
-            say(f"{name}: {results[name]['ratio']:.2f} x TRL ({results[name]['trl']['variant']})")
-    report |= {"error": error, "seconds_total": round(time.monotonic() - started, 1)}
-    args.json.write_text(json.dumps(report, indent=2) + "\n")
+                report["error"] = f"{type(problem).__name__}: {problem}"
+            else:
+                say(f"{name}: {results[name]['ratio']:.2f} x TRL ({results[name]['trl']['variant']})")
+            report["seconds_total"] = round(time.monotonic() - started, 1)
+            args.json.write_text(json.dumps(report, indent=2) + "\n")
+            if report["error"] is not None:
+                print(report["error"], file=sys.stderr)
+                return 1
     for name, result in results.items():
         print(
             f"{name:12} {result['turnout']['samples_per_second']:8.2f} samples/s, TRL "
             f"{result['trl']['samples_per_second']:8.2f} ({result['trl']['variant']}), ratio {result['ratio']:.2f}"
         )
-    return 0 if error is None else 1
+    return 0
 
 
 if __name__ == "__main__":
