@@ -100,7 +100,7 @@ def test_five_mistakes_are_all_told(tmp_path: Path) -> None:
     )
     status, _, err = ended(start("train", str(bad)), 60)
     assert status == 2 and "5 faults" in err
-    for word in ("rollout-temperature", "--rollout-batch-size", "--lr", "--rollout-top-p", "colocate"):
+    for word in ("rollout_temperature", "--rollout-batch-size", "--lr", "--rollout-top-p", "colocate"):
         assert word in err, word
     assert "Traceback" not in err
 
