@@ -94,13 +94,21 @@ def test_a_second_run_may_not_use_the_same_folder(finished: tuple[Path, str]) ->
     assert status == 2 and "--run-dir" in err
 
 
+def test_folders_in_use_are_refused_before_anything_starts(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    for flag, name in (("--save", "save"), ("--save-hf", "hf")):
+        status, _, err = train(tmp_path / "run", flag, str(finished[0].parent / name))
+        assert status == 2 and flag in err and not (tmp_path / "run").exists()
+
+
 def test_the_saved_configuration_reproduces_the_run(finished: tuple[Path, str], tmp_path: Path) -> None:
     """Same options from config.json; the same prompts are taken."""
     from tests.process.run_process import ended, start
 
     again = tmp_path / "again"
     config = str(finished[0] / "config.json")
-    words = ["--run-dir", str(again), "--num-rollout", "1", "--no-plots"]
+    words = ["--run-dir", str(again), "--num-rollout", "1", "--no-plots", "--save", str(tmp_path / "save")]
     status, _, err = ended(start("train", config, *words, "--save-hf", str(tmp_path / "hf")))
     assert status == 0, err
     first = [row["prompt"] for row in of_kind(finished[0], "GroupTaken")][:4]

@@ -108,6 +108,18 @@ class RunCheckpoints:
                 self._files.remove_tree(staged)
 
 
+def check_folders(plan: SavePlan) -> None:
+    """Before a run: raises ConfigError where --save holds another run's checkpoints or --save-hf anything."""
+    if plan.folder is not None and plan.folder.is_dir():
+        for path in plan.folder.iterdir():
+            if _FOLDER.fullmatch(path.name):
+                raise ConfigError(
+                    Fault("--save", str(plan.folder), f"holds {path.name} already", "give another folder")
+                )
+    if plan.hf_folder is not None:
+        _check_free("--save-hf", plan.hf_folder)
+
+
 def _check_free(flag: str, target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(Fault(flag, str(target), "holds something already", "give another folder"))

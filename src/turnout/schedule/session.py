@@ -35,7 +35,7 @@ from turnout.rollout.source import PromptSource
 from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
-from turnout.schedule.checkpoints import Place, RunCheckpoints, SavePlan
+from turnout.schedule.checkpoints import Place, RunCheckpoints, SavePlan, check_folders
 from turnout.schedule.evaluations import EvalPlan, EvalRuns
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, run_loop
@@ -86,7 +86,9 @@ class RunOutcome:
 
 
 def load_inputs(config: RunConfig, model: Path) -> RunInputs:
-    """Tokenizer, prompts and held-out prompts; raises UserError with what is wrong in them."""
+    """Tokenizer, prompts and held-out prompts; raises UserError with what is wrong in them, or with a folder
+    to save to that is in use."""
+    check_folders(_save_plan(config))
     tokenizer = load_tokenizer(model)
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
