@@ -248,6 +248,9 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         default=list(WORKLOADS),
         help="workloads on which every variant of TRL is tried; the others take the fastest of the one before",
     )
+    parser.add_argument(
+        "--trl-mode", choices=[variant.name for variant in MODES], help="take this mode and try no other"
+    )
     parser.add_argument("--threads", type=int, default=machine.cpus(), help="threads of TRL")
     parser.add_argument("--trl-weights", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--keep", type=Path, help="folder for logs and runs; a temporary one otherwise")
@@ -267,18 +270,18 @@ def main(argv: list[str] | None = None) -> int:
         "repeats": args.repeats,
         "warm_up_steps_per_run": WARM_UP_STEPS,
         "trl_environment": {"GLIBC_TUNABLES": ALLOCATOR},
-        "trl_variants_tried_on": args.try_on,
+        "trl_variants_tried_on": [] if args.trl_mode is not None else args.try_on,
         "trl_not_tried": NOT_TRIED,
         "error": None,
         "workloads": results,
     }
     broken: dict[str, str] = {}
-    chosen: Variant | None = None
+    chosen = Variant(args.trl_mode) if args.trl_mode is not None else None
     with tempfile.TemporaryDirectory(prefix="turnout-e2e-") as temporary:
         folder = (args.keep or Path(temporary)).absolute()
         bench = Bench(fetch(), folder, args.steps, args.repeats, args.threads, args.trl_weights)
         for name in args.workloads:
-            known = None if name in args.try_on else chosen
+            known = None if name in args.try_on and args.trl_mode is None else chosen
             try:
                 chosen, results[name] = measure(bench, WORKLOADS[name], broken, known)
             except (UnequalWork, RuntimeError) as problem:
