@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from turnout.cli.options import split_run_file
@@ -30,8 +31,8 @@ def command(argv: list[str]) -> int:
     config = load(file, rest)
     if config.eval_prompt_data is None:
         raise ConfigError(Fault("--eval-prompt-data", "", "is not given", "name the held-out prompts"))
-    from turnout.observe.summary import wilson_interval
     from turnout.placement.real import RealClock
+    from turnout.schedule.finish import eval_score
     from turnout.schedule.score import score
     from turnout.train.model_zoo import resolve_checkpoint
 
@@ -40,13 +41,10 @@ def command(argv: list[str]) -> int:
         points = asyncio.run(score(config, model, url, Path(folder), RealClock()))
     rows = []
     for point in points:
-        low, high = wilson_interval(min(max(point.score, 0.0), 1.0) * point.items, point.items)
-        rows.append(
-            {"name": point.name, "score": point.score, "low": low, "high": high}
-            | {"items": point.items, "failed": point.failed, "version": point.version}
-        )
+        row = asdict(eval_score(point))
+        rows.append({"name": point.name, **row, "version": point.version})
         print(
-            f"{point.name}: {point.score:.3f} [{low:.3f}, {high:.3f}] on {point.items} samples, "
+            f"{point.name}: {point.score:.3f} [{row['low']:.3f}, {row['high']:.3f}] on {point.items} samples, "
             f"{point.failed} failed, version {point.version}"
         )
     if target is not None:

@@ -73,12 +73,11 @@ def _points(evals: EvalRuns | None, name: str) -> tuple[EvalScore | None, EvalSc
     if evals is None:
         return None, None
     first, last = evals.first_and_last(name)
-    return _eval_score(first), _eval_score(last)
+    return eval_score(first) if first else None, eval_score(last) if last else None
 
 
-def _eval_score(point: EvalPoint | None) -> EvalScore | None:
-    if point is None:
-        return None
+def eval_score(point: EvalPoint) -> EvalScore:
+    """The score of a point with its 95 % interval."""
     low, high = wilson_interval(min(max(point.score, 0.0), 1.0) * point.items, point.items)
     return EvalScore(point.score, low, high, point.items, point.failed)
 
