@@ -100,7 +100,7 @@ from turnout.engine.main import Lifetime, run_engine
 from turnout.engine.runner import Runner
 from turnout.engine.settings import EngineSettings
 logging.basicConfig(level=logging.INFO)
-def crash(self, chunks, draws):
+def crash(self, step):
     raise MemoryError("planted")
 Runner.run = crash
 run_engine(EngineSettings(Path({str(model)!r})), Lifetime(Path({str(tmp_path / "ready")!r})))

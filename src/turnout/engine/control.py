@@ -16,7 +16,7 @@ from turnout.core.version import label_counter
 from turnout.engine.core import Activation, Attested
 from turnout.engine.loop import ComputeThread
 from turnout.engine.requests import Update, parse_abort, parse_label, parse_object, parse_pause, parse_update
-from turnout.engine.weights import Prepared
+from turnout.engine.weights import Staged
 
 CONTROL_BODY_MAX = 1 << 20
 COMMAND_DEADLINE_S = 60.0
@@ -114,8 +114,8 @@ class Control:
         return web.json_response({"success": True, "message": f"serving {label}", "new_version": label})
 
     async def _update(self, update: Update) -> tuple[Attested, int]:
-        prepared = await asyncio.to_thread(self.compute.core.weights.prepare, update.folder)
-        activation = Activation(prepared, _label(update, prepared), update.abort_all, update.flush)
+        staged = await asyncio.to_thread(self.compute.core.weights.stage_folder, update.folder)
+        activation = Activation(staged, _label(update, staged), update.abort_all, update.flush)
         return await self.compute.do(lambda c: c.activate(activation), UPDATE_DEADLINE_S)
 
     def _update_over(self, work: asyncio.Future[tuple[Attested, int]]) -> None:
@@ -133,11 +133,11 @@ class Control:
         return bytes(body)
 
 
-def _label(update: Update, prepared: Prepared) -> str:
+def _label(update: Update, staged: Staged) -> str:
     """The label for the new weights. One that names other content is refused: a label must not lie."""
     if update.label is None:
-        return prepared.manifest.version.label if prepared.manifest else f"root-{prepared.root[:16]}"
-    check_label(update.label, prepared.root)
+        return staged.manifest.version.label if staged.manifest else f"root-{staged.root[:16]}"
+    check_label(update.label, staged.root)
     return update.label
 
 

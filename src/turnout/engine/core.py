@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnout.core.errors import EngineBusy, Fault, UserError, WeightError
+from turnout.core.errors import EngineBusy, Fault, UserError
 from turnout.core.types import Finish
 from turnout.engine.model import LoadedModel
 from turnout.engine.runner import Runner
 from turnout.engine.sampler import Draw
 from turnout.engine.scheduler_machine import Chunk, Limits, Request, Scheduler
 from turnout.engine.settings import EngineSettings
+from turnout.engine.step import StepBuilder
+from turnout.engine.storage import ModuleStorage
 from turnout.engine.text import StopWatch
-from turnout.engine.weights import LiveWeights, Prepared
+from turnout.engine.weights import LiveWeights, Staged
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 
@@ -53,7 +55,7 @@ class Activation:
     """One update: `label` for the tokens from now on; `flush` recomputes the KV of running requests on the
     new weights, else they go on with what they have."""
 
-    prepared: Prepared
+    staged: Staged
     label: str
     abort_all: bool
     flush: bool
@@ -67,7 +69,8 @@ class EngineCore:
     ) -> None:
         self.settings, self.model = settings, model
         self.runner = Runner(model, settings)
-        self.weights = LiveWeights(model.module)
+        self.weights = LiveWeights(ModuleStorage(model.module))
+        self._steps = StepBuilder(settings.max_running_requests)
         self.scheduler = Scheduler(
             Limits(
                 settings.pages,
@@ -81,8 +84,8 @@ class EngineCore:
         self.load = Load()
         self._on_end = on_end
         self._watches: dict[str, StopWatch] = {}
-        prepared = self.weights.prepare(settings.model_path, may_round=True)
-        self.attested = Attested(settings.weight_version, self.weights.activate(prepared), time.time())
+        staged = self.weights.stage_folder(settings.model_path, may_round=True)
+        self.attested = Attested(settings.weight_version, self.weights.activate(staged), time.time())
 
     def submit(self, request: Request) -> None:
         """Queues a request; raises UserError for a duplicate id, EngineBusy (phase "fenced" or "queue")."""
@@ -133,20 +136,15 @@ class EngineCore:
         self.attested = Attested(label, self.attested.root, self.attested.at)
 
     def activate(self, activation: Activation) -> tuple[Attested, int]:
-        """Puts prepared weights into place. Returns what is attested and how many requests it met. On failure
-        the engine is fenced, its requests end as aborted, and WeightError is raised."""
+        """Puts staged weights into place. Returns what is attested and how many requests it met; raises
+        WeightError, with nothing changed, where another update came between."""
+        root = self.weights.activate(activation.staged)  # first: it may refuse
         met = len(self.scheduler.running) + len(self.scheduler.waiting)
         if activation.abort_all:
             self.abort_all("aborted by a weight update")
         elif activation.flush:
             self.scheduler.retract_all()
         self.scheduler.forget_shared()
-        try:
-            root = self.weights.activate(activation.prepared)
-        except (WeightError, OSError, ValueError) as fault:
-            self.fenced = f"the last weight update failed: {fault}"
-            self.abort_all(self.fenced)
-            raise WeightError(self.fenced) from fault
         self.fenced = None
         self.attested = Attested(activation.label, root, time.time())
         return self.attested, met
@@ -157,7 +155,7 @@ class EngineCore:
         if not chunks:
             return False
         sampling = [chunk.request for chunk in chunks if chunk.samples]
-        sampled = self.runner.run(chunks, [_draw(request) for request in sampling])
+        sampled = self.runner.run(self._steps.build(chunks, [_draw(request) for request in sampling]))
         for chunk in chunks:
             self.scheduler.computed(chunk)
         ended = [

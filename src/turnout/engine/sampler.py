@@ -78,6 +78,16 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Sampled:
     return Sampled(tokens_B.tolist(), logprobs_B.float().tolist())
 
 
+def score(logits: Tensor, targets: NDArray[np.int64], temperatures: NDArray[np.float32]) -> list[float]:
+    """Log-probs of known tokens: logits [n, vocabulary], one target and temperature per row (0: raw logits)."""
+    temperature_N = torch.from_numpy(np.where(temperatures == 0.0, np.float32(1.0), temperatures))
+    scaled_NV = logits.float() / temperature_N[:, None]
+    picked_N = scaled_NV.gather(1, torch.from_numpy(targets)[:, None])[:, 0].double()
+    top_N = scaled_NV.amax(-1, keepdim=True)
+    total_N = (scaled_NV - top_N).exp_().sum(-1, dtype=torch.float64)
+    return (picked_N - top_N[:, 0].double() - total_N.log()).tolist()
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)

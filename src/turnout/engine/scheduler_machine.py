@@ -99,12 +99,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Compute positions first .. first + count of a request; `samples` where its last row gives a token."""
+    """Compute positions first .. first + count of a request; `samples` where its last row gives a token. Rows of
+    the prompt from `score_from` on (None: none) also give the log-prob of the prompt token that follows."""
 
     request: Request
     first: int
     count: int
     samples: bool
+    score_from: int | None = None
 
 
 @dataclass(frozen=True)

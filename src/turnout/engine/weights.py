@@ -1,170 +1,237 @@
-"""Weights of the live model by their names in a checkpoint: validate, overwrite, attest.
+"""The weights that are served: stage new ones beside them, check, swap, attest.
 
-Promises: `prepare` changes nothing and raises WeightError with every fault found (names both ways, shapes,
-dtypes, non-finite values, a digest that is not the manifest's); `activate` writes into the live parameters
-and returns the root digest **computed from them afterwards**, raising WeightError where it is not the
-prepared one: the live weights are then unknown and nothing may be served from them.
+Promises: staging changes nothing that is served and raises WeightError with every fault found (names both ways,
+shapes, dtypes, non-finite values, a digest that is not the manifest's); `activate` swaps the staged buffers in
+between two steps, whole or not at all; the root digest is computed from the very buffers that are served then,
+after they were written. An update may name some tensors only: the others keep their buffers and digests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from turnout.core.errors import WeightError
+from turnout.engine.storage import Bits, Storage
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import root_digest, root_of, tensor_digest
+from turnout.weights.digest import root_digest, tensor_digest
 from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
 from turnout.weights.tensors import HostTensor, nonfinite_count
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a derived buffer that old Llama checkpoints carry
-SAFETENSORS = {torch.bfloat16: "BF16", torch.float32: "F32"}
 EXACT = {("BF16", "BF16"), ("F32", "F32"), ("BF16", "F32"), ("F16", "F32")}
 FAULTS_SHOWN = 8
+Line = tuple[str, tuple[int, ...], str]  # dtype as stored, shape, digest
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A validated checkpoint, still on disk (memory-mapped). `root` is what the live tensors must give;
-    `rounded` says that float32 values were rounded to the engine's bf16, as allowed at the start only."""
+class Staged:
+    """New buffers, checked and not yet served. `root` is what will be served then; `full`: every tensor is new.
+    `generation` is that of the live weights they were staged beside."""
 
-    folder: Path
-    tensors: tuple[HostTensor, ...]
+    buffers: dict[str, Tensor]
+    lines: dict[str, Line]
     root: str
-    manifest: WeightManifest | None
-    rounded: bool = False
+    full: bool
+    generation: int
+    manifest: WeightManifest | None = None
 
 
 class LiveWeights:
-    """The parameters of a live module under their checkpoint names."""
+    """See the module. Staging may run in any one thread; `activate` belongs to the thread that computes."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.views = _views(module)
-        by_storage: dict[int, list[str]] = {}
-        for name, view in self.views.items():
-            by_storage.setdefault(view.data_ptr(), []).append(name)
-        self.tied = [names for names in by_storage.values() if len(names) > 1]
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.lines: dict[str, Line] = {}
+        self.generation = 0
 
-    def prepare(self, folder: Path, may_round: bool = False) -> Prepared:
-        """Reads and checks a checkpoint folder against the live model. No live tensor changes."""
+    @property
+    def root(self) -> str:
+        return root_digest(self.lines)
+
+    def stage_folder(self, folder: Path, may_round: bool = False) -> Staged:
+        """A whole checkpoint folder. `may_round` lets float32 values be rounded to bf16, as at the start only."""
+        if not folder.is_dir():
+            raise WeightError(f"{folder}: no such folder")
         manifest = None
         if (folder / MANIFEST).exists() or (folder / DONE).exists():
             manifest = load_manifest(folder)
             if manifest.kind != "full":
                 raise WeightError(f"{folder}: holds a {manifest.kind} version; a full one is needed")
-        if not folder.is_dir():
-            raise WeightError(f"{folder}: no such folder")
-        tensors = tuple(t for t in read_checkpoint(folder) if not t.name.endswith(IGNORED_SUFFIX))
-        faults = [*self._name_faults(tensors), *self._tensor_faults(tensors, may_round)]
+        staging = Staging(self, may_round)
+        try:
+            for tensor in read_checkpoint(folder):
+                staging.add(tensor)
+            staged = staging.seal(complete=True)
+        except WeightError as fault:
+            raise WeightError(f"{folder}: {str(fault).removeprefix(f'{folder}: ')}") from fault
+        if manifest is not None and staged.root != manifest.version.root:
+            raise WeightError(
+                f"{folder}: root digest {staged.root}, the manifest says {manifest.version.root}"
+            )
+        return Staged(staged.buffers, staged.lines, staged.root, True, staged.generation, manifest)
+
+    def activate(self, staged: Staged) -> str:
+        """Serves the staged buffers from here on and returns the root digest. Raises WeightError, with nothing
+        changed, where the live weights are others than those the update was staged beside."""
+        if not staged.full and staged.generation != self.generation:
+            raise WeightError("another update came between staging and activation; stage again")
+        self.storage.swap(staged.buffers)
+        self.lines = staged.lines
+        self.generation += 1
+        return staged.root
+
+    def read(self, name: str) -> HostTensor:
+        """A copy of one live tensor; raises WeightError for an unknown name."""
+        spec = self.storage.specs.get(name)
+        if spec is None:
+            raise WeightError(f"{name} is not a tensor of this model")
+        bits = self.storage.read(self.storage.live(spec.buffer), name)
+        return HostTensor(name, spec.dtype, spec.shape, np.array(bits))
+
+    def verify(self) -> dict[str, Line]:
+        """All digests, computed anew from live memory; raises WeightError that names what has changed unseen."""
+        found = {
+            name: _line(self.storage, self.storage.live(self.storage.specs[name].buffer), name, line[0])
+            for name, line in self.lines.items()
+        }
+        changed = [name for name, line in self.lines.items() if found[name] != line]
+        if changed:
+            raise WeightError(
+                f"live tensors changed since they were attested: {', '.join(changed[:FAULTS_SHOWN])}"
+            )
+        return found
+
+
+class Staging:
+    """One update while its tensors come in, in any order and any buckets; then `seal`."""
+
+    def __init__(self, weights: LiveWeights, may_round: bool = False) -> None:
+        self._weights, self._storage, self._may_round = weights, weights.storage, may_round
+        self._buffers: dict[str, Tensor] = {}
+        self._given: dict[str, str] = {}  # name -> dtype as given
+        self._faults: list[str] = []
+        self._generation = weights.generation
+
+    def add(self, tensor: HostTensor) -> None:
+        """Takes one tensor over (its bits are copied). Faults are kept for `seal`, so that all are told at once."""
+        if tensor.name.endswith(IGNORED_SUFFIX):
+            return
+        faults = self._faults_of(tensor)
+        if faults:
+            self._faults.extend(faults)
+            return
+        spec = self._storage.specs[tensor.name]
+        buffer = self._buffers.get(spec.buffer)
+        if buffer is None:
+            buffer = self._buffers[spec.buffer] = self._storage.fresh(spec.buffer)
+        bits = _as_live(tensor, spec.dtype)
+        twin = next(
+            (n for names in self._storage.tied if tensor.name in names for n in names if n in self._given),
+            None,
+        )
+        if (
+            twin is not None
+            and twin != tensor.name
+            and not np.array_equal(self._storage.read(buffer, twin), bits)
+        ):
+            self._faults.append(f"{twin} and {tensor.name} are tied in this model and differ in the update")
+            return
+        self._storage.write(buffer, tensor.name, bits)
+        self._given[tensor.name] = tensor.dtype
+
+    def seal(self, complete: bool) -> Staged:
+        """Checks what came in and digests it. `complete`: every tensor of the model must have come. Raises
+        WeightError with all faults."""
+        given = {n for names in self._storage.tied if self._given.keys() & set(names) for n in names}
+        given |= self._given.keys()
+        missing = [name for name in self._storage.specs if name not in given] if complete else []
+        faults = [*self._faults, *(f"{name} is missing" for name in missing)]
+        if not complete and not self._given and not faults:
+            faults.append("no tensor came")
         if faults:
             more = f"; and {len(faults) - FAULTS_SHOWN} more" if len(faults) > FAULTS_SHOWN else ""
-            raise WeightError(f"{folder}: " + "; ".join(faults[:FAULTS_SHOWN]) + more)
-        root = root_of(tensors)
-        if manifest is not None and root != manifest.version.root:
-            raise WeightError(f"{folder}: root digest {root}, the manifest says {manifest.version.root}")
-        rounded = any(not self._exact(t) for t in tensors)
-        return Prepared(folder, tensors, root, manifest, rounded)
+            raise WeightError("; ".join(faults[:FAULTS_SHOWN]) + more)
+        self._carry_over(given)
+        lines = self._lines(complete)
+        return Staged(self._buffers, lines, root_digest(lines), complete, self._generation)
 
-    def activate(self, prepared: Prepared) -> str:
-        """Overwrites the live parameters and returns their root digest, see the module."""
-        for tensor in prepared.tensors:
-            _overwrite(self.views[tensor.name], tensor)
-        root = self.root({t.name: t.dtype for t in prepared.tensors})
-        if not prepared.rounded and root != prepared.root:
-            raise WeightError(f"live tensors give root {root}, {prepared.folder} gave {prepared.root}")
-        return root
+    def _carry_over(self, given: set[str]) -> None:
+        """Tensors that share a buffer with a new one and did not come themselves are copied from the live one."""
+        for name, spec in self._storage.specs.items():
+            buffer = self._buffers.get(spec.buffer)
+            if buffer is not None and name not in given:
+                self._storage.write(buffer, name, self._storage.read(self._storage.live(spec.buffer), name))
 
-    def root(self, stored: dict[str, str]) -> str:
-        """The root digest of the live tensors under these names, in the dtype they were stored in."""
-        lines = {}
-        for name, dtype in stored.items():
-            tensor = _as_stored(name, self.views[name], dtype)
-            lines[name] = (tensor.dtype, tensor.shape, tensor_digest(tensor))
-        return root_digest(lines)
+    def _lines(self, complete: bool) -> dict[str, Line]:
+        if complete:
+            return {n: self._digest(n, dtype) for n, dtype in self._given.items()}
+        lines = dict(self._weights.lines)
+        for name, dtype in self._given.items():
+            group = next((names for names in self._storage.tied if name in names), [name])
+            for known in [n for n in group if n in lines]:
+                lines[known] = self._digest(known, dtype)
+        return lines
 
-    def _exact(self, tensor: HostTensor) -> bool:
-        return (tensor.dtype, SAFETENSORS[self.views[tensor.name].dtype]) in EXACT
+    def _digest(self, name: str, dtype: str) -> Line:
+        return _line(self._storage, self._buffers[self._storage.specs[name].buffer], name, dtype)
 
-    def _name_faults(self, tensors: tuple[HostTensor, ...]) -> list[str]:
-        given = {t.name: t for t in tensors}
-        covered = set(given)
-        faults = [f"{name} is not a tensor of this model" for name in given if name not in self.views]
-        for names in self.tied:
-            present = [name for name in names if name in given]
-            covered.update(names if present else ())
-            if any(not np.array_equal(given[n].bits, given[present[0]].bits) for n in present[1:]):
-                faults.append(f"{' and '.join(present)} are tied in this model and differ in the checkpoint")
-        missing = [name for name in self.views if name not in covered]
-        return [*faults, *(f"{name} is missing" for name in missing)]
-
-    def _tensor_faults(self, tensors: tuple[HostTensor, ...], may_round: bool) -> list[str]:
+    def _faults_of(self, tensor: HostTensor) -> list[str]:
+        spec = self._storage.specs.get(tensor.name)
+        if spec is None:
+            return [f"{tensor.name} is not a tensor of this model"]
         faults = []
-        for tensor in tensors:
-            view = self.views.get(tensor.name)
-            if view is None:
-                continue
-            if tensor.shape != tuple(view.shape):
-                faults.append(
-                    f"{tensor.name} has shape {list(tensor.shape)}, the model's is {list(view.shape)}"
-                )
-            live = SAFETENSORS[view.dtype]
-            if (tensor.dtype, live) not in EXACT and not (may_round and tensor.dtype in ("F32", "F16")):
-                faults.append(f"{tensor.name} is {tensor.dtype}, which {live} cannot hold exactly")
-            bad = nonfinite_count(tensor)
-            if bad:
-                faults.append(f"{tensor.name} has {bad} values that are NaN or infinite")
+        if tensor.name in self._given:
+            faults.append(f"{tensor.name} came twice")
+        if tensor.shape != spec.shape:
+            faults.append(f"{tensor.name} has shape {list(tensor.shape)}, the model's is {list(spec.shape)}")
+        rounds = self._may_round and tensor.dtype in ("F32", "F16")
+        if (tensor.dtype, spec.dtype) not in EXACT and not rounds:
+            faults.append(f"{tensor.name} is {tensor.dtype}, which {spec.dtype} cannot hold exactly")
+        bad = nonfinite_count(tensor)
+        if bad:
+            faults.append(f"{tensor.name} has {bad} values that are NaN or infinite")
         return faults
 
 
-def _views(module: nn.Module) -> dict[str, Tensor]:
-    """Live parameters by checkpoint name. Stacked experts are taken apart: a checkpoint has one tensor per
-    expert and projection, the module one stack [experts, gate then up, hidden]."""
-    views: dict[str, Tensor] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        stem, _, leaf = name.rpartition(".")
-        if leaf == "gate_up_proj" and parameter.dim() == 3:
-            half = parameter.shape[1] // 2
-            for expert in range(parameter.shape[0]):
-                views[f"{stem}.{expert}.gate_proj.weight"] = parameter.data[expert, :half]
-                views[f"{stem}.{expert}.up_proj.weight"] = parameter.data[expert, half:]
-        elif leaf == "down_proj" and parameter.dim() == 3:
-            for expert in range(parameter.shape[0]):
-                views[f"{stem}.{expert}.down_proj.weight"] = parameter.data[expert]
-        else:
-            views[name] = parameter.data
-    return views
+def stage_tensors(weights: LiveWeights, tensors: Iterable[HostTensor]) -> Staged:
+    """An update of the tensors named, the others as they are."""
+    staging = Staging(weights)
+    for tensor in tensors:
+        staging.add(tensor)
+    return staging.seal(complete=False)
 
 
-def _bits(view: Tensor) -> NDArray[np.unsignedinteger]:
-    """The live elements as a flat array of their bit patterns, sharing memory."""
-    if view.dtype == torch.bfloat16:
-        return view.view(torch.int16).numpy().view(np.uint16).reshape(-1)
-    return view.view(torch.int32).numpy().view(np.uint32).reshape(-1)
+def _as_live(tensor: HostTensor, live: str) -> Bits:
+    """The bits of a tensor in the live dtype; float32 and float16 round to nearest even."""
+    if tensor.dtype == live:
+        return tensor.bits
+    if tensor.dtype == "BF16":
+        return tensor.bits.astype(np.uint32) << np.uint32(16)
+    wide = tensor.bits.view(np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float32)
+    bits = wide.view(np.uint32)
+    if live == "F32":
+        return bits
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
-def _overwrite(view: Tensor, tensor: HostTensor) -> None:
-    live = _bits(view)
-    if tensor.dtype == SAFETENSORS[view.dtype]:
-        np.copyto(live, tensor.bits)
-    elif tensor.dtype == "BF16":
-        np.left_shift(tensor.bits, np.uint32(16), out=live, dtype=np.uint32, casting="unsafe")
-    else:
-        wide = tensor.bits.view(np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float32)
-        view.copy_(torch.from_numpy(wide).view(view.shape))
+def _line(storage: Storage, buffer: Tensor, name: str, dtype: str) -> Line:
+    tensor = _as_stored(storage, buffer, name, dtype)
+    return (tensor.dtype, tensor.shape, tensor_digest(tensor))
 
 
-def _as_stored(name: str, view: Tensor, dtype: str) -> HostTensor:
-    """A live tensor in the dtype it was stored in; in the live dtype where it does not fit that exactly."""
-    bits, live, shape = _bits(view), SAFETENSORS[view.dtype], tuple(view.shape)
-    if live == "F32" and dtype == "BF16" and not np.any(bits & np.uint32(0xFFFF)):
-        return HostTensor(name, dtype, shape, (bits >> np.uint32(16)).astype(np.uint16))
-    if live == "F32" and dtype == "F16":
+def _as_stored(storage: Storage, buffer: Tensor, name: str, dtype: str) -> HostTensor:
+    """A tensor in the dtype it was stored in; in the live dtype where it does not fit that exactly."""
+    spec, bits = storage.specs[name], storage.read(buffer, name)
+    if spec.dtype == "F32" and dtype == "BF16" and not np.any(bits & np.uint32(0xFFFF)):
+        return HostTensor(name, dtype, spec.shape, (bits >> np.uint32(16)).astype(np.uint16))
+    if spec.dtype == "F32" and dtype == "F16":
         half = bits.view(np.float32).astype(np.float16)
         if np.array_equal(half.astype(np.float32).view(np.uint32), bits):
-            return HostTensor(name, dtype, shape, half.view(np.uint16))
-    return HostTensor(name, live, shape, bits)
+            return HostTensor(name, dtype, spec.shape, half.view(np.uint16))
+    return HostTensor(name, spec.dtype, spec.shape, bits)

@@ -103,15 +103,15 @@ def test_the_text_of_a_response_is_cut_at_its_stop(tokenizer):
 
 
 class SlowCompute:
-    """The part of a ComputeThread that an update needs; `prepare` waits until it is let go."""
+    """The part of a ComputeThread that an update needs; `stage_folder` waits until it is let go."""
 
     def __init__(self) -> None:
         self.settings = EngineSettings(MODEL)
         self.go, self.entered = threading.Event(), threading.Event()
-        self.core = SimpleNamespace(weights=SimpleNamespace(prepare=self.prepare), fenced=None)
+        self.core = SimpleNamespace(weights=SimpleNamespace(stage_folder=self.stage_folder), fenced=None)
         self.fault: WeightError | None = None
 
-    def prepare(self, folder: Path) -> Any:
+    def stage_folder(self, folder: Path) -> Any:
         self.entered.set()
         assert self.go.wait(10)
         if self.fault is not None:

@@ -10,15 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine_models import KINDS, make_model
-from turnout.core.errors import EngineBusy, WeightError
+from turnout.core.errors import WeightError
 from turnout.core.version import WeightVersion
 from turnout.engine.core import Activation, EngineCore
 from turnout.engine.model import load_model
 from turnout.engine.scheduler_machine import Request
 from turnout.engine.settings import EngineSettings
+from turnout.engine.weights import stage_tensors
 from turnout.protocol.sglang import SamplingParams
 from turnout.weights.checkpoint_io import copy_assets, read_checkpoint, write_checkpoint
-from turnout.weights.digest import root_of
+from turnout.weights.digest import root_digest, root_of
 from turnout.weights.manifest import WeightManifest
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -50,7 +51,7 @@ def generate(core: EngineCore, new: int = 12) -> tuple[list[int], list[float]]:
 
 
 def update(core: EngineCore, folder, label="v2", abort_all=False, flush=True):
-    return core.activate(Activation(core.weights.prepare(folder), label, abort_all, flush))
+    return core.activate(Activation(core.weights.stage_folder(folder), label, abort_all, flush))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,9 +73,9 @@ def test_a_float32_checkpoint_is_rounded_at_the_start_and_refused_in_an_update(f
     wide = make_model(tmp_path / "wide", "llama", torch.float32, 3)
     core = core_on(wide)
     assert core.attested.root != root_of(read_checkpoint(wide))  # what is live, not what was read
-    assert core.attested.root == core.weights.root({t.name: "BF16" for t in read_checkpoint(wide)})
+    assert core.attested.root == core.weights.root == root_digest(core.weights.verify())
     with pytest.raises(WeightError, match="F32, which BF16 cannot hold"):
-        core.weights.prepare(wide)
+        core.weights.stage_folder(wide)
 
 
 def broken(folder, tmp_path, change):
@@ -163,17 +164,17 @@ def test_a_published_version_is_checked_against_its_manifest(folders, tmp_path):
     assert len(list(good.glob("*.safetensors"))) > 1
     lying = published(folders["llama", 1], tmp_path / "lying", root="0" * 32)
     with pytest.raises(WeightError, match="the manifest says 0000"):
-        core.weights.prepare(lying)
+        core.weights.stage_folder(lying)
     shard = next(iter(sorted(good.glob("*.safetensors"))))
     data = shard.read_bytes()
     for damage in (None, data[:-8]):
         shard.unlink() if damage is None else shard.write_bytes(damage)
         with pytest.raises(WeightError, match=shard.name):
-            core.weights.prepare(good)
+            core.weights.stage_folder(good)
     shard.write_bytes(data)
     (good / "DONE").unlink()
     with pytest.raises(WeightError, match="DONE"):
-        core.weights.prepare(good)
+        core.weights.stage_folder(good)
     (good / "DONE").touch()
     assert update(core, good)[0].root == root_of(read_checkpoint(folders["llama", 1]))
 
@@ -184,29 +185,43 @@ def test_a_truncated_plain_checkpoint_is_refused(folders, tmp_path):
     file.write_bytes(file.read_bytes()[:-100])
     core = core_on(folders["llama", 0])
     with pytest.raises(WeightError, match=r"model\.safetensors"):
-        core.weights.prepare(folder)
+        core.weights.stage_folder(folder)
     for missing in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(WeightError):
-            core.weights.prepare(missing)
+            core.weights.stage_folder(missing)
 
 
-def test_a_failed_write_fences_the_engine_until_a_good_update(folders, monkeypatch):
+def test_a_write_behind_the_books_back_is_found(folders):
     core = core_on(folders["llama", 0])
-    running = Request("a", list(PROMPT), SamplingParams(max_new_tokens=50, ignore_eos=True), 0)
-    core.submit(running)
-    core.step()
-    real = core.weights.root
-    monkeypatch.setattr(core.weights, "root", lambda stored: "f" * 32)
-    with pytest.raises(WeightError, match="live tensors give root ffff"):
-        update(core, folders["llama", 1])
-    assert running.finish == "abort" and running.generated == len(running.logprobs) == 1
-    assert core.attested.version == "default" and core.load.used_pages == 0
-    with pytest.raises(EngineBusy) as refused:
-        generate(core)
-    assert refused.value.phase == "fenced"
-    monkeypatch.setattr(core.weights, "root", real)
+    core.weights.verify()
+    with torch.no_grad():
+        core.model.module.model.layers[1].mlp.up_proj.weight[3, 5] += 1
+    with pytest.raises(WeightError, match=r"changed since.*layers\.1\.mlp\.up_proj"):
+        core.weights.verify()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_of_some_tensors_keeps_the_others(folders, kind):
+    core, whole = core_on(folders[kind, 0]), {t.name: t for t in read_checkpoint(folders[kind, 1])}
+    names = [name for name in whole if "layers.1" in name or "embed" in name][::2]
+    staged = stage_tensors(core.weights, [whole[name] for name in names])
+    assert not staged.full
+    core.activate(Activation(staged, "v2", False, True))
+    mixed = {t.name: t for t in read_checkpoint(folders[kind, 0])} | {name: whole[name] for name in names}
+    assert core.attested.root == root_of(mixed.values()) == root_digest(core.weights.verify())
+    with pytest.raises(WeightError, match="no tensor"):
+        stage_tensors(core.weights, [])
+
+
+def test_a_partial_update_staged_beside_other_weights_is_refused(folders):
+    core = core_on(folders["llama", 0])
+    tensor = core.weights.read(NAME)
+    late = stage_tensors(core.weights, [tensor])
     update(core, folders["llama", 1])
-    assert generate(core) == generate(core_on(folders["llama", 1]))
+    attested = core.attested
+    with pytest.raises(WeightError, match="stage again"):
+        core.activate(Activation(late, "late", False, True))
+    assert core.attested == attested
 
 
 @pytest.mark.parametrize("flush", [True, False])
@@ -247,11 +262,12 @@ def test_a_duplicated_name_in_two_shards_is_refused(folders, tmp_path):
     placed = dict.fromkeys(tensors, "a.safetensors") | {"extra": "b.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
     with pytest.raises(WeightError, match="twice"):
-        core_on(folders["llama", 0]).weights.prepare(folder)
+        core_on(folders["llama", 0]).weights.stage_folder(folder)
 
 
 def test_expert_names_reach_every_live_element(folders):
     core = core_on(folders["qwen3_moe", 0])
-    live = sum(int(np.prod(view.shape)) for view in core.weights.views.values())
+    specs = core.weights.storage.specs
+    live = sum(int(np.prod(spec.shape)) for spec in specs.values())
     assert live == sum(p.numel() for p in core.model.module.parameters())
-    assert set(core.weights.views) == {t.name for t in read_checkpoint(folders["qwen3_moe", 0])}
+    assert set(specs) == {t.name for t in read_checkpoint(folders["qwen3_moe", 0])}

@@ -1,0 +1,118 @@
+"""Where the live weights lie, by their names in a checkpoint.
+
+A storage is a set of buffers, each holding one or more tensors (a stack of experts, a fused product). An update
+never writes into a live buffer: it fills a new one beside it and swaps the two, so that whoever computes sees the
+old buffers or the new ones, never half of each. `ModuleStorage` keeps them as the parameters of a torch module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Bits = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and live dtype (safetensors' name, BF16 or F32) of one tensor; `buffer` says which one holds it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    buffer: str
+
+
+class Storage(Protocol):
+    """What LiveWeights needs. `specs` has every name a checkpoint may use; names with the same buffer and `tied`
+    together are one tensor. Bits are flat, of the live dtype's width."""
+
+    specs: dict[str, Spec]
+    tied: list[list[str]]
+
+    def live(self, buffer: str) -> Tensor: ...
+    def fresh(self, buffer: str) -> Tensor:
+        """A new buffer of the right size, its content undefined."""
+        ...
+
+    def write(self, buffer: Tensor, name: str, bits: Bits) -> None: ...
+    def read(self, buffer: Tensor, name: str) -> Bits:
+        """The tensor's bits: a view where the layout allows it, else a copy."""
+        ...
+
+    def swap(self, buffers: dict[str, Tensor]) -> None:
+        """Puts new buffers in place of the live ones. Called between two steps."""
+        ...
+
+
+class ModuleStorage:
+    """The parameters of a torch module. Stacked experts are taken apart: a checkpoint has one tensor per expert
+    and projection, the module one stack [experts, gate then up, hidden]."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._index: dict[str, tuple[int, int, int] | None] = {}  # expert, first row, rows
+        self.specs: dict[str, Spec] = {}
+        buffers: dict[int, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            buffer = buffers.setdefault(id(parameter), name)
+            self._parameters[buffer] = parameter
+            for tensor, index in _checkpoint_names(name, parameter):
+                shape = tuple(parameter.shape) if index is None else (index[2], parameter.shape[2])
+                self.specs[tensor] = Spec(shape, SAFETENSORS[parameter.dtype], buffer)
+                self._index[tensor] = index
+        self.tied = _tied(self.specs, self._index)
+
+    def live(self, buffer: str) -> Tensor:
+        return self._parameters[buffer].data
+
+    def fresh(self, buffer: str) -> Tensor:
+        live = self._parameters[buffer].data
+        return torch.empty(live.shape, dtype=live.dtype)
+
+    def write(self, buffer: Tensor, name: str, bits: Bits) -> None:
+        np.copyto(self.read(buffer, name), bits)
+
+    def read(self, buffer: Tensor, name: str) -> Bits:
+        index = self._index[name]
+        view = buffer if index is None else buffer[index[0], index[1] : index[1] + index[2]]
+        return as_bits(view)
+
+    def swap(self, buffers: dict[str, Tensor]) -> None:
+        for name, buffer in buffers.items():
+            self._parameters[name].data = buffer
+
+
+SAFETENSORS = {torch.bfloat16: "BF16", torch.float32: "F32"}
+
+
+def as_bits(view: Tensor) -> Bits:
+    """The elements of a dense tensor as a flat array of their bit patterns, sharing memory."""
+    if view.dtype == torch.bfloat16:
+        return view.view(torch.int16).numpy().view(np.uint16).reshape(-1)
+    return view.view(torch.int32).numpy().view(np.uint32).reshape(-1)
+
+
+def _checkpoint_names(name: str, parameter: nn.Parameter) -> list[tuple[str, tuple[int, int, int] | None]]:
+    """The checkpoint's tensors in a parameter, each with its expert, first row and rows inside the stack."""
+    stem, _, leaf = name.rpartition(".")
+    if parameter.dim() != 3 or leaf not in ("gate_up_proj", "down_proj"):
+        return [(name, None)]
+    experts, rows = parameter.shape[:2]
+    if leaf == "down_proj":
+        return [(f"{stem}.{e}.down_proj.weight", (e, 0, rows)) for e in range(experts)]
+    half = rows // 2
+    parts = (("gate_proj", 0), ("up_proj", half))
+    return [(f"{stem}.{e}.{part}.weight", (e, at, half)) for e in range(experts) for part, at in parts]
+
+
+def _tied(specs: dict[str, Spec], index: dict[str, tuple[int, int, int] | None]) -> list[list[str]]:
+    whole: dict[str, list[str]] = {}
+    for name, spec in specs.items():
+        if index[name] is None:
+            whole.setdefault(spec.buffer, []).append(name)
+    return [names for names in whole.values() if len(names) > 1]
