@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command("Runs", "score a checkpoint or a running engine", "turnout.cli.eval:command"),
     "serve": Command("Engines", "serve a model over SGLang's HTTP API", "turnout.cli.serve:command"),
+    "bench": Command("Engines", "prove that an engine keeps its promises", "turnout.cli.bench:command"),
     "model": Command(
         "Models and weights", "fetch a pretrained model, make a tiny one", "turnout.cli.model:command"
     ),
