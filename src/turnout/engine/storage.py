@@ -8,14 +8,17 @@ old buffers or the new ones, never half of each. `ModuleStorage` keeps them as t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from turnout.weights.digest import Sums, element_sums
+
 Bits = NDArray[np.unsignedinteger]
+Buffer = Any  # what a storage says it is: a tensor, or a handle on one tensor in every rank
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,21 @@ class Storage(Protocol):
     specs: dict[str, Spec]
     tied: list[list[str]]
 
-    def live(self, buffer: str) -> Tensor: ...
-    def fresh(self, buffer: str) -> Tensor:
+    def live(self, buffer: str) -> Buffer: ...
+    def fresh(self, buffer: str) -> Buffer:
         """A new buffer of the right size, its content undefined."""
         ...
 
-    def write(self, buffer: Tensor, name: str, bits: Bits) -> None: ...
-    def read(self, buffer: Tensor, name: str) -> Bits:
+    def write(self, buffer: Buffer, name: str, bits: Bits) -> None: ...
+    def read(self, buffer: Buffer, name: str) -> Bits:
         """The tensor's bits: a view where the layout allows it, else a copy."""
         ...
 
-    def swap(self, buffers: dict[str, Tensor]) -> None:
+    def sums(self, buffer: Buffer, name: str, dtype: str) -> Sums | None:
+        """The digest's sums over the tensor's elements as `dtype`; None where that cannot hold them exactly."""
+        ...
+
+    def swap(self, buffers: dict[str, Buffer]) -> None:
         """Puts new buffers in place of the live ones. Called between two steps."""
         ...
 
@@ -82,6 +89,10 @@ class ModuleStorage:
         view = buffer if index is None else buffer[index[0], index[1] : index[1] + index[2]]
         return as_bits(view)
 
+    def sums(self, buffer: Tensor, name: str, dtype: str) -> Sums | None:
+        stored = as_stored(self.read(buffer, name), self.specs[name].dtype, dtype)
+        return None if stored is None else element_sums(stored)
+
     def swap(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             self._parameters[name].data = buffer
@@ -95,6 +106,19 @@ def as_bits(view: Tensor) -> Bits:
     if view.dtype == torch.bfloat16:
         return view.view(torch.int16).numpy().view(np.uint16).reshape(-1)
     return view.view(torch.int32).numpy().view(np.uint32).reshape(-1)
+
+
+def as_stored(bits: Bits, live: str, dtype: str) -> Bits | None:
+    """Bits of the live dtype as those of `dtype`; None where some element does not fit exactly."""
+    if live == dtype:
+        return bits
+    if live == "F32" and dtype == "BF16" and not np.any(bits & np.uint32(0xFFFF)):
+        return (bits >> np.uint32(16)).astype(np.uint16)
+    if live == "F32" and dtype == "F16":
+        half = bits.view(np.float32).astype(np.float16)
+        if np.array_equal(half.astype(np.float32).view(np.uint32), bits):
+            return half.view(np.uint16)
+    return None
 
 
 def _checkpoint_names(name: str, parameter: nn.Parameter) -> list[tuple[str, tuple[int, int, int] | None]]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
-from turnout.core.errors import WeightError
-from turnout.engine.storage import Bits, Storage
+from turnout.core.errors import InvariantBroken, WeightError
+from turnout.engine.storage import Bits, Buffer, Storage
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import root_digest, tensor_digest
+from turnout.weights.digest import finish, root_digest
 from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
 from turnout.weights.tensors import HostTensor, nonfinite_count
 
@@ -33,7 +32,7 @@ class Staged:
     """New buffers, checked and not yet served. `root` is what will be served then; `full`: every tensor is new.
     `generation` is that of the live weights they were staged beside."""
 
-    buffers: dict[str, Tensor]
+    buffers: dict[str, Buffer]
     lines: dict[str, Line]
     root: str
     full: bool
@@ -112,7 +111,7 @@ class Staging:
 
     def __init__(self, weights: LiveWeights, may_round: bool = False) -> None:
         self._weights, self._storage, self._may_round = weights, weights.storage, may_round
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, Buffer] = {}
         self._given: dict[str, str] = {}  # name -> dtype as given
         self._faults: list[str] = []
         self._generation = weights.generation
@@ -220,18 +219,12 @@ def _as_live(tensor: HostTensor, live: str) -> Bits:
     return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
-def _line(storage: Storage, buffer: Tensor, name: str, dtype: str) -> Line:
-    tensor = _as_stored(storage, buffer, name, dtype)
-    return (tensor.dtype, tensor.shape, tensor_digest(tensor))
-
-
-def _as_stored(storage: Storage, buffer: Tensor, name: str, dtype: str) -> HostTensor:
+def _line(storage: Storage, buffer: Buffer, name: str, dtype: str) -> Line:
     """A tensor in the dtype it was stored in; in the live dtype where it does not fit that exactly."""
-    spec, bits = storage.specs[name], storage.read(buffer, name)
-    if spec.dtype == "F32" and dtype == "BF16" and not np.any(bits & np.uint32(0xFFFF)):
-        return HostTensor(name, dtype, spec.shape, (bits >> np.uint32(16)).astype(np.uint16))
-    if spec.dtype == "F32" and dtype == "F16":
-        half = bits.view(np.float32).astype(np.float16)
-        if np.array_equal(half.astype(np.float32).view(np.uint32), bits):
-            return HostTensor(name, dtype, spec.shape, half.view(np.uint16))
-    return HostTensor(name, spec.dtype, spec.shape, bits)
+    spec = storage.specs[name]
+    sums = storage.sums(buffer, name, dtype)
+    if sums is None:
+        dtype, sums = spec.dtype, storage.sums(buffer, name, spec.dtype)
+    if sums is None:
+        raise InvariantBroken(f"{name} does not fit its own dtype {spec.dtype}")
+    return (dtype, spec.shape, finish(sums, dtype, spec.shape))

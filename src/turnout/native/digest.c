@@ -32,6 +32,18 @@ static inline uint64_t second(uint64_t x) {
         }                                                                                                 \
         out[0] = lo;                                                                                      \
         out[1] = hi;                                                                                      \
+    }                                                                                                     \
+    /* Rows of `columns` elements, dense in memory; row r begins at the flat position start + r * stride. */ \
+    void NAME##_rows(const TYPE *values, int64_t rows, int64_t columns, uint64_t start, uint64_t stride,  \
+                     uint64_t *out) {                                                                     \
+        uint64_t lo = 0, hi = 0, part[2];                                                                 \
+        for (int64_t r = 0; r < rows; r++) {                                                              \
+            NAME(values + r * columns, columns, start + (uint64_t)r * stride, part);                      \
+            lo += part[0];                                                                                \
+            hi += part[1];                                                                                \
+        }                                                                                                 \
+        out[0] = lo;                                                                                      \
+        out[1] = hi;                                                                                      \
     }
 
 SUM(turnout_digest_u8, uint8_t)

@@ -42,6 +42,30 @@ def element_sums(bits: NDArray[np.unsignedinteger], first_position: int = 0) -> 
     return int(out[0]), int(out[1])
 
 
+def row_sums(bits: NDArray[np.unsignedinteger], columns: int, first_position: int, stride: int) -> Sums:
+    """The two sums over a block of columns: rows of `columns` elements, dense in `bits`, row r beginning at the
+    flat position first_position + r * stride of the whole tensor."""
+    if bits.dtype == np.uint64:
+        bits, columns, first_position, stride = (
+            bits.view(np.uint32),
+            columns * 2,
+            first_position * 2,
+            stride * 2,
+        )
+    bits = np.ascontiguousarray(bits).reshape(-1, columns)
+    native = library()
+    if native is None:
+        total = (0, 0)
+        for row, piece in enumerate(bits):
+            total = add(total, _reference_sums(piece, first_position + row * stride))
+        return total
+    out = np.zeros(2, np.uint64)
+    call = getattr(native, f"turnout_digest_u{bits.dtype.itemsize * 8}_rows")
+    sizes = ctypes.c_int64(len(bits)), ctypes.c_int64(columns)
+    call(_pointer(bits), *sizes, ctypes.c_uint64(first_position), ctypes.c_uint64(stride), _pointer(out))
+    return int(out[0]), int(out[1])
+
+
 def changed_sums(
     positions: NDArray[np.int64], before: NDArray[np.unsignedinteger], after: NDArray[np.unsignedinteger]
 ) -> Sums:

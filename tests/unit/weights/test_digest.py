@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from turnout.weights.digest import (
     finish,
     root_digest,
     root_of,
+    row_sums,
     tensor_digest,
 )
 from turnout.weights.tensors import UNSIGNED, HostTensor
@@ -55,6 +57,20 @@ def reference(bits: Any, first_position: int = 0) -> digest.Sums:
 
 def f32(*bits: int) -> HostTensor:
     return HostTensor("w", "F32", (len(bits),), np.array(bits, np.uint32))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("cuts", [(0, 7, 12), (0, 1, 5, 12)])
+def test_blocks_of_columns_add_up_to_the_whole(width, native, cuts, monkeypatch):
+    if not native:
+        monkeypatch.setattr(digest, "library", lambda: None)
+    whole = noise(width, 9 * 12, seed=width).reshape(9, 12)
+    first, total = 2**32 - 40, (0, 0)
+    for begin, end in itertools.pairwise(cuts):
+        total = add(total, row_sums(whole[:, begin:end], end - begin, first + begin, 12))
+    assert total == reference(whole.reshape(-1), first)
+    assert total != row_sums(whole, 12, first + 1, 12) and total != row_sums(whole, 12, first, 13)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
