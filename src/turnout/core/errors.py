@@ -8,6 +8,7 @@ TurnoutError (1)
 +-- EngineError (4)            names the engine, the phase of the run and the last version it served
 |   +-- EngineDead             connection refused or cut, process gone
 |   +-- EngineRefused          a 4xx: the request's fault, never retried
+|   |   +-- VersionUnmet       a 409: the engine serves other weights than the request asks for
 |   +-- EngineBusy             a 429 or 503: may be retried within the deadline
 +-- WeightError (5)            a version that is incomplete, does not match, or was not attested
 +-- TrainError (6)             non-finite loss, a batch that breaks a promise
@@ -83,6 +84,15 @@ class EngineDead(EngineError):
 
 class EngineRefused(EngineError):
     """A 4xx answer: the request's own fault; never retried, never counted against the engine."""
+
+
+class VersionUnmet(EngineRefused):
+    """The engine serves other weights than the request asks for. `last_version` is what it serves, `root` the
+    digest of that (empty where the engine names none)."""
+
+    def __init__(self, engine_id: str, last_version: str, root: str, reason: str) -> None:
+        self.root = root
+        super().__init__(engine_id, "rollout", last_version, reason)
 
 
 class EngineBusy(EngineError):

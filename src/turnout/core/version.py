@@ -37,6 +37,31 @@ def label_counter(label: str) -> int | None:
 
 
 @dataclass(frozen=True)
+class VersionConstraint:
+    """Which weights a request may be answered with: exactly `label`, or that version and any with a higher
+    counter. It rides in SGLang's `extra_key`, which routers keep: a label of ours is the minimum, one with a
+    trailing "!" is exact; any other text is no constraint."""
+
+    label: str
+    exact: bool
+
+    @classmethod
+    def parse(cls, extra_key: str) -> VersionConstraint | None:
+        label = extra_key.removesuffix("!")
+        return None if label_counter(label) is None else cls(label, label != extra_key)
+
+    def met_by(self, served: str) -> bool:
+        """Whether weights with this label will do. An equal counter with another digest is another run's."""
+        if served == self.label:
+            return True
+        least, counter = label_counter(self.label), label_counter(served)
+        return not self.exact and least is not None and counter is not None and counter > least
+
+    def __str__(self) -> str:
+        return f"exactly {self.label}" if self.exact else f"{self.label} or newer"
+
+
+@dataclass(frozen=True)
 class VersionSpans:
     """Run-length list over a response: ((tokens, label), ...), adjacent labels distinct, no empty run."""
 

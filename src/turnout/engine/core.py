@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnout.core.errors import EngineBusy, Fault, UserError
+from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet
 from turnout.core.types import Finish
 from turnout.engine.model import LoadedModel
 from turnout.engine.runner import Runner
@@ -88,9 +88,14 @@ class EngineCore:
         self.attested = Attested(settings.weight_version, self.weights.activate(staged), time.time())
 
     def submit(self, request: Request) -> None:
-        """Queues a request; raises UserError for a duplicate id, EngineBusy (phase "fenced" or "queue")."""
+        """Queues a request; raises UserError for a duplicate id, EngineBusy (phase "fenced" or "queue"),
+        VersionUnmet."""
         if self.fenced is not None:
             raise EngineBusy(self.settings.engine_id, "fenced", self.attested.version, self.fenced)
+        constraint, served = request.constraint, self.attested
+        if constraint is not None and not constraint.met_by(served.version):
+            reason = f"the request asks for {constraint}"
+            raise VersionUnmet(self.settings.engine_id, served.version, served.root, reason)
         if self.scheduler.knows(request.rid):
             raise UserError(Fault("rid", request.rid, "is in use by a request that still runs"))
         if self.scheduler.full:
@@ -134,6 +139,7 @@ class EngineCore:
     def rename(self, label: str) -> None:
         """Gives the weights that are loaded another label; tokens from here on carry it."""
         self.attested = Attested(label, self.attested.root, self.attested.at)
+        self._end_unmet()
 
     def activate(self, activation: Activation) -> tuple[Attested, int]:
         """Puts staged weights into place. Returns what is attested and how many requests it met; raises
@@ -147,6 +153,7 @@ class EngineCore:
         self.scheduler.forget_shared()
         self.fenced = None
         self.attested = Attested(activation.label, root, time.time())
+        self._end_unmet()
         return self.attested, met
 
     def step(self) -> bool:
@@ -171,6 +178,14 @@ class EngineCore:
         """Raises InvariantBroken where a page, slot, token or request is lost."""
         self.scheduler.check()
 
+    def _end_unmet(self) -> None:
+        """Ends the requests, waiting or running, whose constraint the weights that are served now do not meet:
+        not one token of theirs may come from these."""
+        served = self.attested.version
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            if request.constraint is not None and not request.constraint.met_by(served):
+                self.abort(request.rid, f"asked for {request.constraint}; {served} is served now")
+
     def _accept(self, request: Request, token: int, logprob: float) -> bool:
         """Takes one token over; returns whether the request ended."""
         if not math.isfinite(logprob):
@@ -179,7 +194,7 @@ class EngineCore:
         if self.scheduler.accept(request, token, logprob, self.attested.version):
             return True
         watch = self._watches.get(request.rid)
-        if watch is not None and watch.push(request.output):
+        if watch is not None and watch.push([token]):
             self.scheduler.finish(request, Finish.STOP)
             return True
         return False

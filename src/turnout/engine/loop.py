@@ -1,5 +1,5 @@
 """The compute thread: the one owner of EngineCore. Commands come in through a bounded queue and act between
-steps; results go back to the event loop by call_soon_threadsafe, which is never blocked.
+steps; results go back to the event loop by call_soon_threadsafe, once per step for all requests: it never blocks.
 
 Promises: a command that was accepted is answered, or the process ends: a crash of this thread is logged in
 one line and ends the process with status 70, since an engine that cannot compute must not look alive.
@@ -14,12 +14,13 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from turnout.core.errors import EngineBusy, Fault, TurnoutError, UserError
+from turnout.engine.calls import Call
 from turnout.engine.core import Attested, EngineCore, Load
 from turnout.engine.model import LoadedModel, load_model
 from turnout.engine.scheduler_machine import Request
@@ -30,6 +31,7 @@ T = TypeVar("T")
 QUEUE_LIMIT = 16384
 IDLE_WAIT_S = 1.0
 START_DEADLINE_S = 600.0
+GRACE_S = 30.0  # beyond a request's deadline: for the abort, and for the client to read the rest
 CRASH_STATUS = 70
 
 
@@ -42,7 +44,10 @@ class ComputeThread:
         self._loop = asyncio.get_running_loop()
         self._commands: queue.Queue[tuple[Callable[[EngineCore], Any], asyncio.Future[Any]] | None]
         self._commands = queue.Queue(QUEUE_LIMIT)
-        self._finished: dict[str, asyncio.Future[Request]] = {}
+        self._calls: dict[str, Call] = {}  # by request id
+        self._streams: set[Call] = set()  # those that want to hear of every step
+        self._over: list[Request] = []  # ended, and not yet told to the event loop; the thread's own
+        self._told = False  # a message is under way that the event loop has not read yet
         self._started: asyncio.Future[EngineCore] = self._loop.create_future()
         self._thread = threading.Thread(target=self._main, name="turnout-compute", daemon=True)
         self._core: EngineCore | None = None
@@ -88,47 +93,80 @@ class ComputeThread:
             ) from None
         return await asyncio.wait_for(future, deadline_s)
 
-    async def generate(self, request: Request, deadline_s: float) -> Request:
-        """The request, ended. At the deadline it is aborted and returned with what exists; a cancelled caller
-        (its client went away) aborts it too, so that its pages return."""
-        if request.rid in self._finished:
-            raise UserError(Fault("rid", request.rid, "is in use by a request that still runs"))
-        ended: asyncio.Future[Request] = self._loop.create_future()
-        self._finished[request.rid] = ended
+    @contextlib.asynccontextmanager
+    async def call(
+        self, requests: Sequence[Request], deadline_s: float, stream: bool = False
+    ) -> AsyncIterator[Call]:
+        """Submits all the requests or none; what has not ended when the block is left (its client went away)
+        is aborted, so that its pages return. At the deadline they are aborted and end with what exists. Raises
+        UserError for an id that is in use, EngineBusy, and TimeoutError GRACE_S after the deadline."""
+        for request in requests:
+            if request.rid in self._calls:
+                raise UserError(Fault("rid", request.rid, "is in use by a request that still runs"))
+        call = Call(requests)
+        self._calls.update((request.rid, call) for request in requests)
+        if stream:
+            self._streams.add(call)
+        late = self._loop.call_later(
+            deadline_s, lambda: self._abandon(call.running, f"deadline of {deadline_s:g} s")
+        )
+        refused = False
         try:
-            await self.do(lambda core: core.submit(request), deadline_s)
-            done, _ = await asyncio.wait([ended], timeout=deadline_s)
-            if not done:
-                await self.do(lambda c: c.abort(request.rid, f"deadline of {deadline_s:g} s"), deadline_s)
-            return await ended
-        except asyncio.CancelledError:
-            self._abandon(request.rid)
-            raise
+            async with asyncio.timeout(deadline_s + GRACE_S):
+                try:
+                    await self.do(lambda core: _submit(core, requests), deadline_s)
+                except TurnoutError:
+                    refused = True
+                    raise
+                yield call
         finally:
-            if self._finished.get(request.rid) is ended:
-                del self._finished[request.rid]
+            late.cancel()
+            self._streams.discard(call)
+            for request in requests:
+                del self._calls[request.rid]
+            if call.running and not refused:
+                self._abandon(call.running, "the client went away")
 
-    def _abandon(self, rid: str) -> None:
+    async def generate(self, request: Request, deadline_s: float) -> Request:
+        """The request, ended; see `call`."""
+        async with self.call([request], deadline_s) as call:
+            await call.ended()
+        return request
+
+    def _abandon(self, rids: list[str], message: str) -> None:
+        def abort(core: EngineCore) -> None:
+            for rid in rids:
+                core.abort(rid, message)
+
         try:
-            self._commands.put_nowait(
-                (lambda core: core.abort(rid, "the client went away"), self._loop.create_future())
-            )
+            self._commands.put_nowait((abort, self._loop.create_future()))
         except queue.Full:
-            log.warning("request %s was abandoned and runs to its end: %d commands wait", rid, QUEUE_LIMIT)
+            log.warning("requests %s run to their end (%s): %d commands wait", rids, message, QUEUE_LIMIT)
 
-    def _ended(self, request: Request) -> None:
-        self._loop.call_soon_threadsafe(self._deliver, request)
+    def _publish(self, stepped: bool) -> None:
+        """Tells the event loop what ended, and that tokens came where somebody wants them as they come; one
+        message at a time is enough, since it says only that there is news."""
+        if self._over or (stepped and self._streams and not self._told):
+            over, self._over, self._told = self._over, [], True
+            self._loop.call_soon_threadsafe(self._deliver, over)
 
-    def _deliver(self, request: Request) -> None:
-        future = self._finished.get(request.rid)
-        if future is not None and not future.done():
-            future.set_result(request)
+    def _deliver(self, over: list[Request]) -> None:
+        self._told = False  # first: a token that comes from here on gets a message of its own
+        for request in over:
+            call = self._calls.get(request.rid)
+            if call is not None:
+                call.over(request)
+        for call in self._streams:
+            call.tell()
+
+    def _over_with(self, request: Request) -> None:
+        self._over.append(request)
 
     def _main(self) -> None:
         try:
             torch.set_num_threads(self.settings.threads)
             try:
-                core = EngineCore(load_model(self.settings), self.settings, self._ended)
+                core = EngineCore(load_model(self.settings), self.settings, self._over_with)
             except (TurnoutError, OSError) as fault:
                 self._post(self._started, None, fault)
                 return
@@ -149,10 +187,12 @@ class ComputeThread:
                 command = self._commands.get(block=not worked, timeout=IDLE_WAIT_S)
             except queue.Empty:
                 worked = core.step()
+                self._publish(worked)
                 continue
             if command is None:
                 return
             self._answer(core, *command)
+            self._publish(False)
             worked = True
 
     def _answer(
@@ -174,3 +214,14 @@ class ComputeThread:
                 future.set_result(result)
 
         self._loop.call_soon_threadsafe(settle)
+
+
+def _submit(core: EngineCore, requests: Sequence[Request]) -> None:
+    """All or none: where one is refused, those before it are taken back."""
+    for at, request in enumerate(requests):
+        try:
+            core.submit(request)
+        except TurnoutError:
+            for taken in requests[:at]:
+                core.abort(taken.rid, "another request of the same call was refused")
+            raise

@@ -25,7 +25,7 @@ from enum import StrEnum
 from turnout.core.errors import InvariantBroken
 from turnout.core.machine import Table
 from turnout.core.types import Finish
-from turnout.core.version import VersionSpans
+from turnout.core.version import VersionConstraint, VersionSpans
 from turnout.engine.pages import PageAllocator
 from turnout.engine.sharing import SharedPages, page_keys
 from turnout.protocol.sglang import SamplingParams
@@ -60,13 +60,16 @@ TABLE: Table[State, Event] = Table(
 @dataclass(eq=False)
 class Request:
     """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`.
-    `seed` and `end_ids` (token ids that end it) are resolved by whoever makes the request."""
+    `seed` and `end_ids` (token ids that end it) are resolved by whoever makes the request. Requests of different
+    `namespace` share no cached pages; `constraint` names the weights that may answer."""
 
     rid: str
     tokens: list[int]
     params: SamplingParams
     seed: int
     end_ids: frozenset[int] = frozenset()
+    namespace: str = ""
+    constraint: VersionConstraint | None = None
     prompt_tokens: int = 0
     arrival: int = 0
     state: State = State.WAITING

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnout.core.version import VersionSpans, WeightVersion, label_counter
+from turnout.core.version import VersionConstraint, VersionSpans, WeightVersion, label_counter
 
 ROOT = "0123456789abcdef" * 2
 PIECES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc")), max_size=12)
@@ -85,3 +85,32 @@ def test_a_resume_after_a_cut_is_a_list_again(
 def test_spans_that_are_not_normal_are_refused(runs: tuple[tuple[int, str], ...]) -> None:
     with pytest.raises(ValueError, match="not normal"):
         VersionSpans(runs)
+
+
+A, B = "a" * 16, "b" * 16
+
+
+@pytest.mark.parametrize(
+    ("extra_key", "served", "met"),
+    [
+        (f"v000005-{A}", f"v000005-{A}", True),
+        (f"v000005-{A}", f"v000006-{B}", True),
+        (f"v000005-{A}", f"v000004-{A}", False),
+        (f"v000005-{A}", f"v000005-{B}", False),
+        (f"v000005-{A}", "default", False),
+        (f"v000005-{A}!", f"v000005-{A}", True),
+        (f"v000005-{A}!", f"v000006-{A}", False),
+        (f"v000005-{A}!", f"v000005-{B}", False),
+        (f"v999999-{A}", f"v1000000-{B}", True),
+    ],
+)
+def test_a_constraint_is_a_minimum_or_exact(extra_key: str, served: str, met: bool) -> None:
+    constraint = VersionConstraint.parse(extra_key)
+    assert constraint is not None and constraint.met_by(served) is met
+
+
+@pytest.mark.parametrize(
+    "text", ["", "!", "session-7", "v5", f"v000005-{A}!!", f"xv000005-{A}", f"v000005-{A} "]
+)
+def test_any_other_extra_key_is_no_constraint(text: str) -> None:
+    assert VersionConstraint.parse(text) is None

@@ -84,7 +84,7 @@ def tokenizer(tmp_path_factory):
 def test_a_stop_string_ends_at_the_token_that_completes_it(tokenizer, text, stops, cut):
     watch = StopWatch(tokenizer, stops, skip_special=True)
     ids = tokenizer(text)["input_ids"]
-    found = next((n for n in range(1, len(ids) + 1) if watch.push(ids[:n])), None)
+    found = next((n for n in range(1, len(ids) + 1) if watch.push(ids[n - 1 : n])), None)
     assert found == (None if cut is None else len(cut.encode()))
 
 
