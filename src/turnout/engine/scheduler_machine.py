@@ -10,106 +10,22 @@ Owns every live request, its state and its pages. Promises:
   computing a page that both need, and holds it when it is there. It waits for an older one only, so the oldest
   always goes on; `forget_shared` ends all sharing with what was computed so far;
 - tokens appear only in `accept`, so every command acts at a token boundary;
-- `check` raises InvariantBroken for a page leaked or doubled, or a token without log-prob or version.
-
-WAITING -> RUNNING -> FINISHED | ABORTED; preemption leads from RUNNING back to WAITING.
+- `check` raises InvariantBroken for a page leaked or doubled, or a token without log-prob or version;
+- HELD and RECEIVING requests are never preempted; whoever needs their pages waits as long as engine.pd lets them
+  wait at most.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 from turnout.core.errors import InvariantBroken
-from turnout.core.machine import Table
 from turnout.core.types import Finish
-from turnout.core.version import VersionConstraint, VersionSpans
 from turnout.engine.pages import PageAllocator
+from turnout.engine.request_machine import TABLE, Chunk, Event, Request, State
 from turnout.engine.sharing import SharedPages, page_keys
-from turnout.protocol.sglang import SamplingParams
-
-
-class State(StrEnum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-
-
-class Event(StrEnum):
-    ADMIT = "admit"
-    PREEMPT = "preempt"
-    FINISH = "finish"
-    ABORT = "abort"
-
-
-TABLE: Table[State, Event] = Table(
-    "request",
-    {
-        (State.WAITING, Event.ADMIT): State.RUNNING,
-        (State.RUNNING, Event.PREEMPT): State.WAITING,
-        (State.RUNNING, Event.FINISH): State.FINISHED,
-        (State.WAITING, Event.ABORT): State.ABORTED,
-        (State.RUNNING, Event.ABORT): State.ABORTED,
-    },
-)
-
-
-@dataclass(eq=False)
-class Request:
-    """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`.
-    `seed` and `end_ids` (token ids that end it) are resolved by whoever makes the request. Requests of different
-    `namespace` share no cached pages; `constraint` names the weights that may answer."""
-
-    rid: str
-    tokens: list[int]
-    params: SamplingParams
-    seed: int
-    end_ids: frozenset[int] = frozenset()
-    namespace: str = ""
-    constraint: VersionConstraint | None = None
-    prompt_tokens: int = 0
-    arrival: int = 0
-    state: State = State.WAITING
-    computed: int = 0
-    pages: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: VersionSpans = field(default_factory=VersionSpans)
-    finish: Finish | None = None
-    message: str = ""
-    slot: int = -1
-    keys: list[bytes] = field(default_factory=list)  # of the prompt's full pages, see engine.sharing
-    cached: int = 0  # positions whose KV another request had computed
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.tokens)
-
-    @property
-    def output(self) -> list[int]:
-        return self.tokens[self.prompt_tokens :]
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
-
-    @property
-    def pending(self) -> int:
-        """Positions known but not computed; 1 for a request that decodes."""
-        return len(self.tokens) - self.computed
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Compute positions first .. first + count of a request; `samples` where its last row gives a token. Rows of
-    the prompt from `score_from` on (None: none) also give the log-prob of the prompt token that follows."""
-
-    request: Request
-    first: int
-    count: int
-    samples: bool
-    score_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +47,8 @@ class Scheduler:
         self.pages = PageAllocator(limits.pages)
         self._shared = SharedPages()
         self.waiting: list[Request] = []  # by arrival
-        self.running: list[Request] = []  # by arrival
+        self.running: list[Request] = []  # by arrival; RECEIVING ones too
+        self.parked: list[Request] = []  # PENDING and HELD ones
         self.paused = False
         self.preemptions = 0
         self._slots = list(range(limits.max_running - 1, -1, -1))
@@ -148,7 +65,8 @@ class Scheduler:
     @property
     def full(self) -> bool:
         """Whether one more request would exceed the queue's limit."""
-        return len(self.waiting) >= self.limits.max_waiting + self.limits.max_running - len(self.running)
+        queued = len(self.waiting) + len(self.parked)
+        return queued >= self.limits.max_waiting + self.limits.max_running - len(self.running)
 
     def submit(self, request: Request) -> None:
         """Queues a request. The caller has refused duplicates, a full queue and what can never fit."""
@@ -156,11 +74,15 @@ class Scheduler:
             raise InvariantBroken(f"request {request.rid} is known already or can never fit")
         if not request.tokens or request.params.max_new_tokens < 1:
             raise InvariantBroken(f"request {request.rid} has nothing to compute")
-        request.keys = page_keys(request.tokens, self.limits.page_tokens)
+        request.keys = [] if request.remote else page_keys(request.tokens, self.limits.page_tokens)
         self._arrivals += 1
         request.arrival = self._arrivals
         self._by_rid[request.rid] = request
-        self.waiting.append(request)
+        if request.remote:
+            request.state = State.PENDING
+            self.parked.append(request)
+        else:
+            self.waiting.append(request)
 
     def plan(self) -> tuple[Chunk, ...]:
         """The next step; empty while paused or idle. Takes the pages that the step writes to."""
@@ -207,8 +129,29 @@ class Scheduler:
             self.finish(request, Finish.LENGTH)
         return request.finish is not None
 
+    def hold(self, request: Request) -> None:
+        """HELD: the request keeps its pages, computes no more and gives its slot to others; `finish` or `abort`
+        returns the pages."""
+        request.state = TABLE.after(request.state, Event.HOLD)
+        self._unseat(request)
+        self.parked.append(request)
+
+    def offer(self, rid: str) -> None:
+        """The prompt of a PENDING request was computed elsewhere: it waits for a slot and pages now, among the
+        others by age. Raises IllegalTransition in any other state."""
+        request = self._by_rid[rid]
+        request.state = TABLE.after(request.state, Event.OFFER)
+        self.parked.remove(request)
+        insort(self.waiting, request, key=_arrival)
+
+    def attach(self, request: Request) -> None:
+        """The KV of the whole prompt lies in the pages of a RECEIVING request; `accept` of its first token must
+        follow. From here on it is a request like any other, and may be preempted and computed again."""
+        request.state = TABLE.after(request.state, Event.ATTACH)
+        request.computed, request.remote = request.prompt_tokens, False
+
     def finish(self, request: Request, finish: Finish) -> None:
-        """Ends a running request by STOP or LENGTH."""
+        """Ends a running or held request by STOP or LENGTH."""
         self._leave(request, Event.FINISH)
         request.finish = finish
 
@@ -226,15 +169,15 @@ class Scheduler:
 
     def retract_all(self) -> int:
         """Preempts every running request (their KV goes, their tokens stay); returns how many."""
-        running = list(self.running)
+        running = [request for request in self.running if request.state is State.RUNNING]
         for request in running:
             self._preempt(request)
         return len(running)
 
     def check(self) -> None:
         """Raises InvariantBroken where the books do not balance."""
-        live = [*self.running, *self.waiting]
-        self.pages.check([page for request in self.running for page in request.pages])
+        live = [*self.running, *self.waiting, *self.parked]
+        self.pages.check([page for request in live for page in request.pages])
         stray = self._shared.check(self.pages.taken)
         if stray:
             raise InvariantBroken(f"pages {stray[:9]} are offered and nobody holds them")
@@ -248,9 +191,10 @@ class Scheduler:
                 raise InvariantBroken(f"{request.rid}: tokens, log-probs and spans differ in length")
             if request.computed > len(request.pages) * self.limits.page_tokens:
                 raise InvariantBroken(f"{request.rid}: computed positions without a page")
-            if request.state is State.WAITING and (request.pages or request.computed or request.slot >= 0):
+            queued = request.state in (State.PENDING, State.WAITING)
+            if queued and (request.pages or request.computed or request.slot >= 0):
                 raise InvariantBroken(f"{request.rid}: waits and holds pages or a slot")
-        if live != sorted(self.running, key=_arrival) + sorted(self.waiting, key=_arrival):
+        if any(queue != sorted(queue, key=_arrival) for queue in (self.running, self.waiting)):
             raise InvariantBroken("a queue is out of order")
 
     def _pages_for(self, tokens: int) -> int:
@@ -264,7 +208,12 @@ class Scheduler:
             owed = sum(self._missing(r) for r in [*self.running, request])
             if self.running and owed + len(self.running) > self.pages.free:
                 return
-            request.state = TABLE.after(request.state, Event.ADMIT)
+            if request.remote:
+                missing = self._missing(request)
+                if missing > self.pages.free:
+                    return
+                request.pages.extend(self.pages.take(missing))
+            request.state = TABLE.after(request.state, Event.RESERVE if request.remote else Event.ADMIT)
             request.slot = self._slots.pop()
             insort(self.running, self.waiting.pop(0), key=_arrival)
 
@@ -297,12 +246,21 @@ class Scheduler:
     def _take_pages(self, request: Request, wanted: int) -> int:
         """How many of the next `wanted` positions have pages now; younger requests give way if need be."""
         missing = self._pages_for(request.computed + wanted) - len(request.pages)
-        while missing > self.pages.free and self.running[-1] is not request:
-            self._preempt(self.running[-1])
+        if missing > self.pages.free:
+            self._make_room(missing, self.running[self.running.index(request) + 1 :])
         take = max(0, min(missing, self.pages.free))
         request.pages.extend(self.pages.take(take))
         room = len(request.pages) * self.limits.page_tokens - request.computed
         return min(wanted, room)
+
+    def _make_room(self, wanted: int, younger: list[Request]) -> None:
+        """Preempts the youngest until `wanted` pages are free. A RECEIVING request can't be: its pages are
+        being written."""
+        for request in reversed(younger):
+            if wanted <= self.pages.free:
+                return
+            if request.state is State.RUNNING:
+                self._preempt(request)
 
     def _preempt(self, request: Request) -> None:
         request.state = TABLE.after(request.state, Event.PREEMPT)
@@ -314,17 +272,27 @@ class Scheduler:
     def _leave(self, request: Request, event: Event) -> None:
         state = request.state
         request.state = TABLE.after(state, event)
-        if state is State.RUNNING:
+        if state in (State.RUNNING, State.RECEIVING):
             self._release(request)
-        else:
+        elif state is State.WAITING:
             self.waiting.remove(request)
+        else:
+            self.parked.remove(request)
+            self._return_pages(request)
         del self._by_rid[request.rid]
 
     def _release(self, request: Request) -> None:
+        self._unseat(request)
+        self._return_pages(request)
+
+    def _unseat(self, request: Request) -> None:
         self.running.remove(request)
-        self._shared.freed(self.pages.give(request.pages))
         self._slots.append(request.slot)
-        request.pages, request.computed, request.slot = [], 0, -1
+        request.slot = -1
+
+    def _return_pages(self, request: Request) -> None:
+        self._shared.freed(self.pages.give(request.pages))
+        request.pages, request.computed = [], 0
 
 
 def _arrival(request: Request) -> int:

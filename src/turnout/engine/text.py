@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnout.core.types import Finish
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 
 HALF = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer shows a character whose bytes are not all there
 CONTEXT_TOKENS = 4  # decoded before the new ones, since a token's text may depend on its neighbours

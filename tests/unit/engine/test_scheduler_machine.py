@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from turnout.core.errors import IllegalTransition, InvariantBroken
 from turnout.core.types import Finish
 from turnout.engine.pages import PageAllocator
-from turnout.engine.scheduler_machine import TABLE, Event, Limits, Request, Scheduler, State
+from turnout.engine.request_machine import TABLE, Event, Request, State
+from turnout.engine.scheduler_machine import Limits, Scheduler
 from turnout.protocol.sglang import SamplingParams
 
 PAGE = 4
@@ -147,10 +148,14 @@ def machine(pages=8, max_running=4, max_waiting=8, max_step_tokens=16) -> FakeEn
 def test_every_pair_of_the_table(state, event):
     allowed = {
         (State.WAITING, Event.ADMIT),
-        (State.WAITING, Event.ABORT),
         (State.RUNNING, Event.PREEMPT),
         (State.RUNNING, Event.FINISH),
-        (State.RUNNING, Event.ABORT),
+        (State.PENDING, Event.OFFER),
+        (State.WAITING, Event.RESERVE),
+        (State.RECEIVING, Event.ATTACH),
+        (State.RUNNING, Event.HOLD),
+        (State.HELD, Event.FINISH),
+        *[(s, Event.ABORT) for s in State if s not in (State.FINISHED, State.ABORTED)],
     }
     if (state, event) in allowed:
         TABLE.after(state, event)

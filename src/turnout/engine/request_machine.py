@@ -1,0 +1,116 @@
+"""One request of the scheduler: its states, and all that is known of it. Pure.
+
+WAITING -> RUNNING -> FINISHED | ABORTED; preemption leads from RUNNING back to WAITING.
+A request split over two engines (engine.pd) takes two ways more. Where its prompt is computed, RUNNING -> HELD at
+its first token: pages without a slot, until they were read. Where it is decoded, PENDING -> WAITING once the prompt
+was computed elsewhere -> RECEIVING: slot and pages, but no KV yet -> RUNNING, past its prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from turnout.core.machine import Table
+from turnout.core.types import Finish
+from turnout.core.version import VersionConstraint, VersionSpans
+from turnout.protocol.sglang import SamplingParams
+
+
+class State(StrEnum):
+    PENDING = "pending"
+    WAITING = "waiting"
+    RECEIVING = "receiving"
+    RUNNING = "running"
+    HELD = "held"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class Event(StrEnum):
+    OFFER = "offer"
+    ADMIT = "admit"
+    RESERVE = "reserve"
+    ATTACH = "attach"
+    HOLD = "hold"
+    PREEMPT = "preempt"
+    FINISH = "finish"
+    ABORT = "abort"
+
+
+TABLE: Table[State, Event] = Table(
+    "request",
+    {
+        (State.PENDING, Event.OFFER): State.WAITING,
+        (State.WAITING, Event.ADMIT): State.RUNNING,
+        (State.WAITING, Event.RESERVE): State.RECEIVING,
+        (State.RECEIVING, Event.ATTACH): State.RUNNING,
+        (State.RUNNING, Event.HOLD): State.HELD,
+        (State.RUNNING, Event.PREEMPT): State.WAITING,
+        (State.RUNNING, Event.FINISH): State.FINISHED,
+        (State.HELD, Event.FINISH): State.FINISHED,
+        **{
+            (state, Event.ABORT): State.ABORTED
+            for state in State
+            if state not in (State.FINISHED, State.ABORTED)
+        },
+    },
+)
+
+
+@dataclass(eq=False)
+class Request:
+    """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`.
+    `seed` and `end_ids` (token ids that end it) are resolved by whoever makes the request. Requests of different
+    `namespace` share no cached pages; `constraint` names the weights that may answer. `hold`: its first token leads
+    to HELD. `remote`: the KV of its prompt comes from another engine and is not there yet."""
+
+    rid: str
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    end_ids: frozenset[int] = frozenset()
+    namespace: str = ""
+    constraint: VersionConstraint | None = None
+    prompt_tokens: int = 0
+    arrival: int = 0
+    state: State = State.WAITING
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: VersionSpans = field(default_factory=VersionSpans)
+    finish: Finish | None = None
+    message: str = ""
+    slot: int = -1
+    keys: list[bytes] = field(default_factory=list)  # of the prompt's full pages, see engine.sharing
+    cached: int = 0  # positions whose KV another request had computed
+    hold: bool = False
+    remote: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_tokens :]
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def pending(self) -> int:
+        """Positions known but not computed; 1 for a request that decodes."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Compute positions first .. first + count of a request; `samples` where its last row gives a token. Rows of
+    the prompt from `score_from` on (None: none) also give the log-prob of the prompt token that follows."""
+
+    request: Request
+    first: int
+    count: int
+    samples: bool
+    score_from: int | None = None
