@@ -101,6 +101,10 @@ class EngineCore:
         if self.scheduler.full:
             reason = f"{len(self.scheduler.waiting)} requests wait already"
             raise EngineBusy(self.settings.engine_id, "queue", self.attested.version, reason)
+        if request.params.max_new_tokens == 0:
+            request.finish = Finish.LENGTH
+            self._on_end(request)
+            return
         self.scheduler.submit(request)
         if request.params.stop:
             self._watches[request.rid] = StopWatch(

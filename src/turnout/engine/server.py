@@ -13,15 +13,16 @@ from typing import Any
 from aiohttp import web
 
 from turnout import __version__
-from turnout.core.errors import EngineBusy, TurnoutError, UserError
-from turnout.core.types import Finish
+from turnout.core.errors import EngineBusy, TurnoutError, UserError, VersionUnmet
 from turnout.engine.control import Control
+from turnout.engine.events import send_events
+from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
-from turnout.engine.requests import parse_generate, parse_object
+from turnout.engine.replies import generate_events, reply_row
+from turnout.engine.requests import parse_object
 from turnout.engine.scheduler_machine import Request
-from turnout.engine.text import response_text
 from turnout.native.loader import path_taken
-from turnout.protocol.sglang import GenerateReply, SamplingParams
+from turnout.protocol.sglang import SamplingParams
 
 BODY_MAX = 64 << 20
 HEALTH_DEADLINE_S = 20.0
@@ -64,6 +65,10 @@ class Server:
             return await handler(request)
         except UserError as fault:
             return _error(str(fault), 400)
+        except VersionUnmet as fault:
+            served = {"version": fault.last_version, "root": fault.root}
+            row = {"error": {"message": str(fault), "type": "version_unmet", "code": 409}, "served": served}
+            return web.json_response(row, status=409)
         except EngineBusy as fault:
             return _error(str(fault), 503 if fault.phase == "fenced" else 429)
         except TurnoutError as fault:
@@ -71,14 +76,15 @@ class Server:
         except TimeoutError:
             return _error("the engine did not answer within its deadline", 503)
 
-    async def generate(self, request: web.Request) -> web.Response:
-        row = parse_object(await request.read())
-        asked = parse_generate(row, self.compute.model)
-        if asked.params.max_new_tokens == 0:
-            asked.finish = Finish.LENGTH
-            return web.json_response(self._reply(asked))
-        ended = await self.compute.generate(asked, self.settings.request_timeout_s)
-        return web.json_response(self._reply(ended, bool(row.get("return_logprob", False))))
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        asked = parse_generate(parse_object(await request.read()), self.compute.model)
+        requests = [prompt.request for prompt in asked.prompts]
+        async with self.compute.call(requests, self.settings.request_timeout_s, asked.stream) as call:
+            if asked.stream:
+                return await send_events(request, generate_events(call, asked, self.compute.model))
+            await call.ended()
+        rows = [reply_row(prompt, self.compute.model) for prompt in asked.prompts]
+        return web.json_response(rows if asked.listed else rows[0])
 
     async def health(self, _request: web.Request) -> web.Response:
         """200 while the compute thread moves."""
@@ -176,21 +182,6 @@ class Server:
             "served_model_name": self.settings.model_name,
             "weight_version": self.compute.attested.version,
         }
-
-    def _reply(self, request: Request, return_logprob: bool = True) -> dict[str, Any]:
-        reply = GenerateReply(
-            text=response_text(self.compute.model.tokenizer, request),
-            output_ids=tuple(request.output),
-            logprobs=tuple(request.logprobs),
-            finish=request.finish if request.finish is not None else Finish.ABORT,
-            message=request.message,
-            spans=request.spans.runs,
-            prompt_tokens=request.prompt_tokens,
-            cached_tokens=request.cached,
-        ).to_json(request.rid)
-        if not return_logprob:
-            del reply["meta_info"]["output_token_logprobs"]
-        return reply
 
 
 def _error(message: str, status: int) -> web.Response:

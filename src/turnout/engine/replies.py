@@ -1,0 +1,132 @@
+"""What goes back for a request: the reply of one that ended, and the events of one that still runs.
+
+Shapes are SGLang 0.5.23's: each event of a stream holds all text, ids and log-probs so far, `finish_reason` null
+until the last, which equals the reply without streaming. Promises: an event costs its new tokens plus a copy; the
+text of an event is whole characters that no stop string takes back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from turnout.core.types import Finish
+from turnout.core.version import VersionSpans
+from turnout.engine.calls import Call
+from turnout.engine.generate_request import GenerateCall, Prompt
+from turnout.engine.model import LoadedModel
+from turnout.engine.scheduler_machine import Request
+from turnout.engine.text import ShownText, response_text
+from turnout.protocol.sglang import GenerateReply
+
+
+def reply_row(prompt: Prompt, model: LoadedModel) -> dict[str, Any]:
+    """The whole answer to one prompt whose request ended."""
+    request = prompt.request
+    row = GenerateReply(
+        text=response_text(model.tokenizer, request),
+        output_ids=tuple(request.output),
+        logprobs=tuple(request.logprobs),
+        finish=request.finish if request.finish is not None else Finish.ABORT,
+        message=request.message,
+        spans=request.spans.runs,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached,
+    ).to_json(request.rid)
+    meta = row["meta_info"]
+    matched = matched_stop(request, model)
+    if matched is not None:
+        meta["finish_reason"]["matched"] = matched
+    if not prompt.return_logprob:
+        del meta["output_token_logprobs"]
+        return row
+    meta["output_token_logprobs_length"] = len(meta["output_token_logprobs"])
+    if prompt.text_in_logprobs and model.tokenizer is not None:
+        for triple in meta["output_token_logprobs"]:
+            triple[2] = model.tokenizer.decode([triple[1]])
+    return row
+
+
+def matched_stop(request: Request, model: LoadedModel) -> int | str | None:
+    """The id or stop string that ended a request; None where neither did."""
+    if request.finish is not Finish.STOP:
+        return None
+    if request.tokens[-1] in request.end_ids:
+        return request.tokens[-1]
+    stops = [stop for stop in request.params.stop if stop]
+    if len(stops) == 1 or model.tokenizer is None:
+        return stops[0]
+    text = model.tokenizer.decode(request.output, skip_special_tokens=request.params.skip_special_tokens)
+    return min((stop for stop in stops if stop in text), key=text.find)
+
+
+async def generate_events(call: Call, asked: GenerateCall, model: LoadedModel) -> AsyncIterator[str]:
+    """The events of a streamed /generate; those of a list name their prompt by `index`, as SGLang's do."""
+    progress = [Progress(prompt, model) for prompt in asked.prompts]
+    async for change in call.changes():
+        if change.final:
+            event = json.dumps(reply_row(asked.prompts[change.index], model))
+        else:
+            event = progress[change.index].event(change.spans)
+        yield f'{event[:-1]}, "index": {change.index}}}' if asked.listed else event
+
+
+class Progress:
+    """One request while it runs: what a stream has shown of it so far."""
+
+    def __init__(self, prompt: Prompt, model: LoadedModel) -> None:
+        self.prompt, self.request, self._model = prompt, prompt.request, model
+        params = self.request.params
+        self._shown = ShownText(model.tokenizer, params.stop, params.skip_special_tokens)
+        self.text = ""
+        self.count = 0
+        self._ids, self._pairs, self._json_text = "", "", ""
+
+    def advance(self, spans: VersionSpans) -> tuple[list[int], list[float], str]:
+        """Takes over the tokens up to len(spans); returns the new ids, their log-probs and the new text."""
+        first = self.request.prompt_tokens + self.count
+        end = self.request.prompt_tokens + len(spans)
+        ids, logprobs = self.request.tokens[first:end], self.request.logprobs[self.count : len(spans)]
+        self.count = len(spans)
+        visible = ids[:-1] if ids and ids[-1] in self.request.end_ids else ids
+        text = self._shown.push(visible)
+        self.text += text
+        return ids, logprobs, text
+
+    def event(self, spans: VersionSpans) -> str:
+        """The JSON of a cumulative event; like `advance`, it takes the new tokens over."""
+        ids, logprobs, text = self.advance(spans)
+        comma = ", " if self._ids and ids else ""
+        self._ids += comma + ", ".join(map(str, ids))
+        self._json_text += json.dumps(text)[1:-1]
+        meta = {
+            "id": self.request.rid,
+            "finish_reason": None,
+            "prompt_tokens": self.request.prompt_tokens,
+            "completion_tokens": self.count,
+            "cached_tokens": self.request.cached,
+            "weight_version": spans.runs[-1][1],
+            "weight_versions": version_rows(spans),
+        }
+        tail = "}"
+        if self.prompt.return_logprob:
+            meta["output_token_logprobs_length"] = self.count
+            self._pairs += comma + json.dumps(self._triples(ids, logprobs))[1:-1]
+            tail = f', "output_token_logprobs": [{self._pairs}]}}'
+        head = json.dumps(meta)[:-1]
+        return f'{{"text": "{self._json_text}", "output_ids": [{self._ids}], "meta_info": {head}{tail}}}'
+
+    def _triples(self, ids: list[int], logprobs: list[float]) -> list[tuple[float, int, str | None]]:
+        named = self.prompt.text_in_logprobs and self._model.tokenizer is not None
+        texts = [self._model.tokenizer.decode([i]) if named else None for i in ids]  # type: ignore[union-attr]
+        return list(zip(logprobs, ids, texts))
+
+
+def version_rows(spans: VersionSpans) -> list[dict[str, Any]]:
+    """SGLang's `weight_versions`: [{version, start, end}]."""
+    rows, start = [], 0
+    for tokens, label in spans.runs:
+        rows.append({"version": label, "start": start, "end": start + tokens})
+        start += tokens
+    return rows
