@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 VOCABULARY = 320
 COMMON = dict(  # noqa: C408
@@ -22,6 +29,10 @@ def config(kind: str, **changes):
         return LlamaConfig(**(rows | {"tie_word_embeddings": changes.get("tie_word_embeddings", True)}))
     if kind == "qwen3":
         return Qwen3Config(**(rows | {"tie_word_embeddings": changes.get("tie_word_embeddings", False)}))
+    if kind == "qwen2":
+        return Qwen2Config(**(rows | changes))
+    if kind == "mistral":
+        return MistralConfig(**(rows | {"sliding_window": None} | changes))
     moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     return Qwen3MoeConfig(**(rows | moe | {"tie_word_embeddings": False} | changes))
 

@@ -72,6 +72,7 @@ class _Call(ctypes.Structure):
             for name in ("query", "key", "value")
             for axis in ("row", "head")
         ],
+        ("out_row", ctypes.c_int64),
         *[(name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "head_dim", "table_width")],
         ("scale", ctypes.c_float),
         ("bf16", ctypes.c_int32),
@@ -119,7 +120,7 @@ def _native(step: StepRows, layer: int, qkv: tuple[Tensor, Tensor, Tensor], scal
         query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(),
         cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(),
         step.table.data_ptr(), step.sequence.data_ptr(), step.position.data_ptr(),
-        query.stride(1), query.stride(0), key.stride(1), key.stride(0), value.stride(1), value.stride(0),
+        query.stride(1), query.stride(0), key.stride(1), key.stride(0), value.stride(1), value.stride(0), 0,
         rows, heads, cache.kv_heads, dim, step.table.shape[1], scale, int(query.dtype == torch.bfloat16),
     )  # fmt: skip
     native = library()

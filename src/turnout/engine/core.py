@@ -20,7 +20,6 @@ from turnout.engine.sampler import Draw
 from turnout.engine.scheduler_machine import Chunk, Limits, Request, Scheduler
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepBuilder
-from turnout.engine.storage import ModuleStorage
 from turnout.engine.text import StopWatch
 from turnout.engine.weights import LiveWeights, Staged
 
@@ -69,7 +68,7 @@ class EngineCore:
     ) -> None:
         self.settings, self.model = settings, model
         self.runner = Runner(model, settings)
-        self.weights = LiveWeights(ModuleStorage(model.module))
+        self.weights = LiveWeights(self.runner.storage)
         self._steps = StepBuilder(settings.max_running_requests)
         self.scheduler = Scheduler(
             Limits(

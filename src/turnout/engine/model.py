@@ -1,8 +1,9 @@
-"""The model of a checkpoint folder as transformers builds it, made batch-invariant.
+"""The model of a checkpoint folder: its shape, its tokenizer, and the module of transformers, made batch-invariant,
+where the fused runner (engine.llama) does not take it.
 
 Promises: a model that this engine would serve wrongly (sliding windows, rotary scaling that looks at the
-batch, an unknown architecture) is refused with ModelError; what is returned runs `model(input_ids [1, rows],
-position_ids [1, rows], step=StepRows, logits_to_keep=rows to keep)` and owns aligned parameters.
+batch, an unknown architecture) is refused with ModelError; the module that is returned
+runs `module.base_model(input_ids [1, rows], position_ids [1, rows], step=StepRows)` and owns aligned parameters.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as hf_logging
 
 from turnout.core.errors import Fault, ModelError
-from turnout.engine import attention, linear
+from turnout.engine import attention, linear, llama
 from turnout.engine.settings import EngineSettings
+from turnout.engine.shape import ModelShape
 
 log = logging.getLogger(__name__)
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
@@ -26,23 +34,12 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """What the engine needs to know of a model; all counts."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int
-    eos_ids: frozenset[int]
-
-
-@dataclass(frozen=True)
 class LoadedModel:
-    """`tokenizer` is None where the folder has none: then only token ids are served."""
+    """`module` is None where the weights are kept otherwise (engine.packed). `tokenizer` is None where the folder
+    has none: then only token ids are served."""
 
-    module: PreTrainedModel
+    config: Any
+    module: PreTrainedModel | None
     shape: ModelShape
     tokenizer: Any | None
 
@@ -59,6 +56,26 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     faults = list(_faults(config))
     if faults:
         raise ModelError(faults)
+    shape = _shape(config, _eos_ids(folder, config), settings)
+    module = None if _fused(config, settings) else _module(folder, config, settings)
+    return LoadedModel(config, module, shape, _tokenizer(folder))
+
+
+def _fused(config: Any, settings: EngineSettings) -> bool:
+    """Whether the C path for Llama-like models is taken; what decides it is logged once."""
+    if settings.runner == "module":
+        return False
+    reason = llama.refusal(config, settings)
+    if reason is None:
+        log.info("runner: fused (%s)", llama.kernel())
+    elif settings.runner == "fused":
+        raise ModelError(Fault("runner", "fused", f"cannot run this model: {reason}", "use auto or module"))
+    else:
+        log.info("runner: the module of transformers; the fused one cannot run this model: %s", reason)
+    return reason is None
+
+
+def _module(folder: Path, config: Any, settings: EngineSettings) -> PreTrainedModel:
     hf_logging.disable_progress_bar()
     attention.register()
     linear.register()
@@ -78,8 +95,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         ) from fault
     module.eval().requires_grad_(False)
     linear.convert(module, settings.row_block)
-    shape = _shape(config, _eos_ids(module), settings)
-    return LoadedModel(module, shape, _tokenizer(folder))
+    return module
 
 
 def _faults(config: Any) -> list[Fault]:
@@ -117,12 +133,13 @@ def _shape(config: Any, eos_ids: frozenset[int], settings: EngineSettings) -> Mo
     )
 
 
-def _eos_ids(module: PreTrainedModel) -> frozenset[int]:
+def _eos_ids(folder: Path, config: Any) -> frozenset[int]:
     """Those of generation_config.json where it is there, else config.json's."""
-    generation = getattr(module, "generation_config", None)
-    ids = getattr(generation, "eos_token_id", None)
+    ids = None
+    if (folder / "generation_config.json").is_file():
+        ids = GenerationConfig.from_pretrained(folder).eos_token_id
     if ids is None:
-        ids = module.config.eos_token_id
+        ids = config.eos_token_id
     if ids is None:
         return frozenset()
     return frozenset([ids] if isinstance(ids, int) else ids)

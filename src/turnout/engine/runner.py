@@ -11,12 +11,16 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from turnout.engine.attention import KvCache, StepRows
+from turnout.engine.llama import LlamaForward
 from turnout.engine.model import DTYPES, LoadedModel
+from turnout.engine.packed import PackedStorage
 from turnout.engine.sampler import sample, score
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepInput, StepOutput
+from turnout.engine.storage import ModuleStorage, Storage
 
 HEAD_ROWS = 64  # logits of scored rows are made for so many rows at once, which bounds their memory
 
@@ -36,8 +40,8 @@ class Forward(Protocol):
 class ModuleForward:
     """The module of transformers, made batch-invariant: rows are padded to whole row blocks."""
 
-    def __init__(self, model: LoadedModel, row_block: int) -> None:
-        self._module, self._row_block = model.module, row_block
+    def __init__(self, module: PreTrainedModel, row_block: int) -> None:
+        self._module, self._row_block = module, row_block
 
     def hidden(self, step: StepInput, table: Tensor, cache: KvCache) -> Tensor:
         rows = len(step.tokens)
@@ -61,7 +65,15 @@ class Runner:
 
     def __init__(self, model: LoadedModel, settings: EngineSettings) -> None:
         shape = model.shape
-        self.forward: Forward = ModuleForward(model, settings.row_block)
+        self.storage: Storage
+        self.forward: Forward
+        if model.module is None:
+            packed = PackedStorage(model.config, shape)
+            self.storage = packed
+            self.forward = LlamaForward(model.config, shape, packed, settings.max_step_tokens)
+        else:
+            self.storage = ModuleStorage(model.module)
+            self.forward = ModuleForward(model.module, settings.row_block)
         self.cache = KvCache(
             settings.pages, shape.kv_heads, shape.head_dim, shape.layers, DTYPES[settings.dtype]
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from turnout.core.errors import ConfigError, Fault
 
+RUNNERS = ("auto", "fused", "module")
 KERNEL_PAGE_TOKENS = 16  # the layout of native/attention.c
 
 
@@ -19,7 +20,9 @@ class EngineSettings:
     """`max_total_tokens` is the size of the KV cache in tokens; `max_step_tokens` bounds the rows of one step
     (prefill is cut into chunks that fit); `max_waiting` bounds the queue, beyond it a request gets 429.
     `row_block` is the row count that every matrix product runs with, which makes a row's bits independent of
-    the batch. `context_length` None takes the model's. `allowed_roots`: folders that updates may read from;
+    the batch. `runner`: `fused` is the
+    C path for Llama-like models in bf16, `module` that of transformers, `auto` the first where it can.
+    `context_length` None takes the model's. `allowed_roots`: folders that updates may read from;
     empty means any folder, on a loopback host only. Port 0 lets the system choose."""
 
     model_path: Path
@@ -27,6 +30,7 @@ class EngineSettings:
     host: str = "127.0.0.1"
     port: int = 0
     dtype: str = "bfloat16"
+    runner: str = "auto"
     threads: int = 1
     page_tokens: int = KERNEL_PAGE_TOKENS
     max_total_tokens: int = 32768
@@ -52,6 +56,7 @@ class EngineSettings:
 
         return [
             wrong(self.dtype not in ("bfloat16", "float32"), "dtype", "must be bfloat16 or float32"),
+            wrong(self.runner not in RUNNERS, "runner", f"must be one of {', '.join(RUNNERS)}"),
             wrong(self.threads < 1, "threads", "must be at least 1"),
             wrong(self.page_tokens != KERNEL_PAGE_TOKENS, "page_tokens", f"must be {KERNEL_PAGE_TOKENS}"),
             wrong(

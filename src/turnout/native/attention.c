@@ -10,81 +10,12 @@
  * padded_dim being head_dim rounded up to 16. Query heads that share a key head, and up to 8 / group rows of
  * one sequence, are walked together over the same keys.
  */
-#include <stdint.h>
+#include "attention.h"
+#include "vectors.h"
 #include <stdlib.h>
-#include <string.h>
 
 #define PAGE 16
 #define MAX_QUERIES 8
-
-typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i16v __attribute__((vector_size(64)));
-typedef uint32_t u16v __attribute__((vector_size(64)));
-typedef uint16_t h16 __attribute__((vector_size(32)));
-typedef float v16u __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t h16u __attribute__((vector_size(32), aligned(2)));
-
-typedef struct {
-    const void *query;        /* [rows, heads, head_dim], strides below in elements, last dimension dense */
-    const void *key, *value;  /* new keys and values, [rows, kv_heads, head_dim] likewise */
-    void *out;                /* [rows, heads, head_dim], dense */
-    void *key_pages, *value_pages;
-    const int32_t *table;     /* [sequences, table_width]: page numbers */
-    const int32_t *sequence;  /* [rows]: line of the table, -1 for padding */
-    const int32_t *position;  /* [rows] */
-    int64_t query_row, query_head, key_row, key_head, value_row, value_head; /* strides */
-    int64_t rows, heads, kv_heads, head_dim, table_width;
-    float scale;
-    int32_t bf16;             /* 1: all tensors are bf16, 0: float32 */
-} turnout_attention;
-
-typedef struct {
-    int64_t first_row, rows; /* neighbouring rows of one sequence */
-} block_t;
-
-static inline float bf16_to_float(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
-    float out;
-    memcpy(&out, &wide, 4);
-    return out;
-}
-
-static inline uint16_t float_to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
-
-static inline __attribute__((always_inline)) v16 load16(const void *base, int64_t index, int bf16) {
-    if (bf16) {
-        h16 half = *(const h16u *)((const uint16_t *)base + index);
-        return (v16)(__builtin_convertvector(half, u16v) << 16);
-    }
-    return *(const v16u *)((const float *)base + index);
-}
-
-static inline v16 splat(float x) { return (v16){0} + x; }
-
-/* exp for x <= 0; below -87 the result is 0. Relative error under 2e-7. */
-static inline v16 exp16(v16 x) {
-    i16v dead = x < splat(-87.0f);
-    x = (v16)(((i16v)x & ~dead));
-    v16 n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
-    v16 r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    v16 y = splat(1.9875691500e-4f);
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    i16v power = (__builtin_convertvector(n, i16v) + 127) << 23;
-    return (v16)((i16v)(y * (v16)power) & ~dead);
-}
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* Scores of n queries with the 16 keys of one page. */
 INLINE void page_scores(int n, int bf16, const float *query, int64_t dim, const void *keys, int64_t at, v16 *out) {
@@ -163,7 +94,7 @@ INLINE void sum_values(int n, int bf16, const turnout_attention *a, const int32_
 /* One block of rows with `per_row` query heads of one key head: n = rows * per_row queries. */
 INLINE void walk(int n, int bf16, const turnout_attention *a, block_t block, int64_t head, int64_t first_query,
                  int64_t per_row, float *scratch) {
-    int64_t dim = a->head_dim, padded = (dim + 15) / 16 * 16;
+    int64_t dim = a->head_dim, padded = (dim + 15) / 16 * 16, out_row = a->out_row ? a->out_row : a->heads * dim;
     const int32_t *pages = a->table + a->sequence[block.first_row] * a->table_width;
     int64_t length[MAX_QUERIES], longest = a->position[block.first_row + block.rows - 1] + 1;
     int64_t stride = (longest + PAGE - 1) / PAGE * PAGE;
@@ -188,7 +119,7 @@ INLINE void walk(int n, int bf16, const turnout_attention *a, block_t block, int
         sum_values(n, bf16, a, pages, weights, stride, length, head, d, 1, out);
     if (d < padded) sum_values(n, bf16, a, pages, weights, stride, length, head, d, 0, out);
     for (int q = 0; q < n; q++) {
-        int64_t to = ((block.first_row + q / per_row) * a->heads + first_query + q % per_row) * dim;
+        int64_t to = (block.first_row + q / per_row) * out_row + (first_query + q % per_row) * dim;
         for (d = 0; d < dim; d++) {
             float x = out[q * padded + d] * inverse[q];
             if (bf16) ((uint16_t *)a->out)[to + d] = float_to_bf16(x);
@@ -228,9 +159,12 @@ static void write_row(const turnout_attention *a, int64_t row) {
     }
 }
 
-/* Cuts the batch into blocks of neighbouring rows of one sequence at consecutive positions. */
-static int64_t cut_blocks(const turnout_attention *a, int64_t rows_per_block, block_t *blocks) {
-    int64_t count = 0;
+/* Cuts the batch into blocks of neighbouring rows of one sequence at consecutive positions; padding rows get zeros. */
+int turnout_attention_plan(const turnout_attention *a, attention_plan_t *plan) {
+    int64_t group = a->heads / a->kv_heads, per_row = group < MAX_QUERIES ? group : MAX_QUERIES;
+    int64_t limit = MAX_QUERIES / per_row, count = 0, longest = 0;
+    block_t *blocks = malloc(sizeof(block_t) * (size_t)(a->rows + 1));
+    if (!blocks) return 1;
     for (int64_t row = 0; row < a->rows;) {
         if (a->sequence[row] < 0) {
             size_t width = (size_t)(a->heads * a->head_dim) * (a->bf16 ? 2 : 4);
@@ -239,40 +173,53 @@ static int64_t cut_blocks(const turnout_attention *a, int64_t rows_per_block, bl
             continue;
         }
         int64_t end = row + 1;
-        while (end < a->rows && end - row < rows_per_block && a->sequence[end] == a->sequence[row] &&
+        while (end < a->rows && end - row < limit && a->sequence[end] == a->sequence[row] &&
                a->position[end] == a->position[end - 1] + 1)
             end++;
         blocks[count++] = (block_t){row, end - row};
+        if (a->position[end - 1] >= longest) longest = a->position[end - 1] + 1;
         row = end;
     }
-    return count;
+    *plan = (attention_plan_t){blocks, count, longest};
+    return 0;
+}
+
+/* Floats of scratch that one thread needs. */
+int64_t turnout_attention_floats(const turnout_attention *a, const attention_plan_t *plan) {
+    int64_t padded = (a->head_dim + 15) / 16 * 16;
+    return MAX_QUERIES * (2 * padded + (plan->longest + PAGE - 1) / PAGE * PAGE);
+}
+
+void turnout_attention_team(const turnout_attention *a, const attention_plan_t *plan, float *scratch) {
+    int64_t group = a->heads / a->kv_heads, per_row = group < MAX_QUERIES ? group : MAX_QUERIES;
+    int64_t parts = (group + per_row - 1) / per_row, work = plan->count * a->kv_heads * parts;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < a->rows; row++) write_row(a, row);
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t item = 0; item < work; item++) {
+        int64_t part = item % parts, head = item / parts % a->kv_heads, done = part * per_row;
+        int64_t heads_here = group - done < per_row ? group - done : per_row;
+        walk_any(a, plan->blocks[item / parts / a->kv_heads], head, head * group + done, heads_here, scratch);
+    }
 }
 
 /* Writes all new keys and values, then attends. Returns 0, or 1 where memory is missing. */
 int turnout_paged_attention(const turnout_attention *a) {
-    int64_t group = a->heads / a->kv_heads, padded = (a->head_dim + 15) / 16 * 16, longest = 0;
-    int64_t per_row = group < MAX_QUERIES ? group : MAX_QUERIES, parts = (group + per_row - 1) / per_row;
-    block_t *blocks = malloc(sizeof(block_t) * (size_t)(a->rows + 1));
-    if (!blocks) return 1;
-    int64_t count = cut_blocks(a, MAX_QUERIES / per_row, blocks), work = count * a->kv_heads * parts;
-    for (int64_t row = 0; row < a->rows; row++)
-        if (a->sequence[row] >= 0 && a->position[row] >= longest) longest = a->position[row] + 1;
-    size_t floats = (size_t)MAX_QUERIES * (size_t)(2 * padded + (longest + PAGE - 1) / PAGE * PAGE);
+    attention_plan_t plan;
+    if (turnout_attention_plan(a, &plan)) return 1;
+    size_t bytes = ((size_t)turnout_attention_floats(a, &plan) * sizeof(float) + 63) / 64 * 64;
     int missing = 0;
 #pragma omp parallel
     {
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < a->rows; row++) write_row(a, row);
-        float *scratch = aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
-#pragma omp for schedule(dynamic, 4)
-        for (int64_t item = 0; item < work; item++) {
-            int64_t part = item % parts, head = item / parts % a->kv_heads, done = part * per_row;
-            int64_t heads_here = group - done < per_row ? group - done : per_row;
-            if (scratch) walk_any(a, blocks[item / parts / a->kv_heads], head, head * group + done, heads_here, scratch);
-            else missing = 1;
+        float *scratch = aligned_alloc(64, bytes);
+        if (!scratch) {
+#pragma omp atomic write
+            missing = 1;
         }
+#pragma omp barrier
+        if (!missing) turnout_attention_team(a, &plan, scratch);
         free(scratch);
     }
-    free(blocks);
+    free(plan.blocks);
     return missing;
 }

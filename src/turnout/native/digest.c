@@ -2,8 +2,9 @@
    pattern). A sum, so shards add up and a change is a subtraction and an addition. The reference and the
    definition are in turnout/weights/digest.py. */
 
-#include <stdint.h>
+#include "products.h"
 #include <stddef.h>
+#include <stdint.h>
 
 #define M1 0xff51afd7ed558ccdULL
 #define M2 0xc4ceb9fe1a85ec53ULL
@@ -49,3 +50,28 @@ static inline uint64_t second(uint64_t x) {
 SUM(turnout_digest_u8, uint8_t)
 SUM(turnout_digest_u16, uint16_t)
 SUM(turnout_digest_u32, uint32_t)
+
+/* The matrix [n][k] as native/products.c packs it: same sums as over its rows. */
+void turnout_digest_packed(const uint16_t *packed, int64_t n, int64_t k, int64_t first_block, int64_t step, uint64_t *out) {
+    int64_t depth = (k + DEPTH - 1) / DEPTH, blocks = (n + TILE - 1) / TILE;
+    uint64_t lo = 0, hi = 0, offset[TILE * 2];
+    for (int i = 0; i < TILE * 2; i++) offset[i] = (uint64_t)(i / 2) * (uint64_t)k + (uint64_t)(i % 2);
+#pragma omp parallel for schedule(static) reduction(+ : lo, hi) if (n * k > 262144)
+    for (int64_t b = 0; b < blocks; b++) {
+        const uint16_t *block = packed + (first_block + b * step) * depth * TILE * DEPTH;
+        int64_t rows = n - b * TILE < TILE ? n - b * TILE : TILE;
+        for (int64_t pair = 0; pair * 2 < k; pair++) {
+            uint64_t at = (uint64_t)(b * TILE * k + pair * 2);
+            int64_t odd = pair * 2 + 1 == k; /* the last input of an odd number has padding beside it */
+            for (int64_t i = 0; i < rows * 2; i++) {
+                uint64_t place = at + offset[i];
+                uint64_t x = (place << 32) ^ ((place >> 32) * M3) ^ (uint64_t)block[pair * TILE * 2 + i];
+                uint64_t live = (uint64_t)0 - (uint64_t)!(odd && i % 2);
+                lo += first(x) & live;
+                hi += second(x) & live;
+            }
+        }
+    }
+    out[0] = lo;
+    out[1] = hi;
+}

@@ -27,7 +27,8 @@ BUILD_DEADLINE_S = 120.0
 
 
 def _sources() -> list[Path]:
-    return sorted(Path(__file__).parent.glob("*.c"))
+    """C files and the headers that they share."""
+    return sorted(Path(__file__).parent.glob("*.[ch]"))
 
 
 def _processor() -> str:
@@ -55,7 +56,14 @@ def _build(compiler: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / "out.so"
-        command = [compiler, *FLAGS, "-o", str(built), *map(str, sources), "-lm"]
+        command = [
+            compiler,
+            *FLAGS,
+            "-o",
+            str(built),
+            *(str(source) for source in sources if source.suffix == ".c"),
+            "-lm",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_DEADLINE_S, check=False)
         if done.returncode != 0:
             raise OSError(f"{compiler} ended with {done.returncode}: {done.stderr.strip()[-400:]}")

@@ -41,9 +41,9 @@ def requests(mix=MIX) -> list[Request]:
 class Bench:
     """One loaded model; each run is a fresh core with other settings."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str, runner: str) -> None:
         self.folder, self.dtype = folder, dtype
-        self.model = load_model(EngineSettings(folder, dtype=dtype))
+        self.model = load_model(EngineSettings(folder, dtype=dtype, runner=runner))
 
     def run(
         self, asked: list[Request], threads: int = 1, **settings
@@ -66,11 +66,14 @@ class Bench:
         return ended
 
 
-@pytest.fixture(scope="module", params=[(k, d) for k in KINDS for d in ("float32", "bfloat16")], ids=str)
+PATHS = [(kind, dtype, "auto") for kind in KINDS for dtype in ("float32", "bfloat16")]
+
+
+@pytest.fixture(scope="module", params=[*PATHS, ("llama", "bfloat16", "module")], ids=str)
 def bench(request, tmp_path_factory) -> Bench:
-    kind, dtype = request.param
+    kind, dtype, runner = request.param
     folder = make_model(tmp_path_factory.mktemp("model"), kind, getattr(torch, dtype))
-    return Bench(folder, dtype)
+    return Bench(folder, dtype, runner)
 
 
 def test_alone_equals_among_others(bench):

@@ -1,0 +1,159 @@
+"""The fused runner: its packed weights are the checkpoint's bits, its results those of a plain forward in float32
+at least as closely as the module of transformers in bf16, on either kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.engine_models import config, make_model
+from turnout.core.errors import ModelError
+from turnout.engine import llama
+from turnout.engine.core import EngineCore
+from turnout.engine.model import load_model
+from turnout.engine.packed import DEPTH, TILE, PackedStorage, blocks, depth_blocks
+from turnout.engine.scheduler_machine import Request
+from turnout.engine.settings import EngineSettings
+from turnout.engine.shape import ModelShape
+from turnout.native.loader import library, path_taken
+from turnout.protocol.sglang import SamplingParams
+from turnout.weights.digest import element_sums
+
+pytestmark = pytest.mark.skipif(
+    library() is None, reason=f"the fused runner needs the C files; {path_taken()}"
+)
+VARIANTS = {
+    "llama": ("llama", {}),
+    "llama untied": ("llama", {"tie_word_embeddings": False}),
+    "odd sizes": ("llama", {"hidden_size": 72, "intermediate_size": 90, "vocab_size": 331}),
+    "wide heads": ("llama", {"head_dim": 48, "num_key_value_heads": 1}),
+    "scaled rotary": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+}
+PROMPTS = [list(range(5, 5 + n)) for n in (3, 20, 41, 70)]
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+def folder(request, tmp_path_factory):
+    kind, changes = VARIANTS[request.param]
+    made = make_model(tmp_path_factory.mktemp("model"), kind, torch.float32, 5, **changes)
+    module = AutoModelForCausalLM.from_pretrained(made)
+    with torch.no_grad():  # what a fresh model has as zeros and ones must matter too
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    module.to(torch.bfloat16).save_pretrained(made)
+    return made
+
+
+def generate(folder, runner: str) -> list[tuple[list[int], list[float]]]:
+    settings = EngineSettings(folder, runner=runner, max_total_tokens=2048)
+    core = EngineCore(load_model(settings), settings, lambda request: None)
+    asked = [
+        Request(f"r{i}", list(p), SamplingParams(max_new_tokens=12, ignore_eos=True), seed=i)
+        for i, p in enumerate(PROMPTS)
+    ]
+    for request in asked:
+        core.submit(request)
+    while core.step():
+        core.check()
+    return [(r.output, r.logprobs) for r in asked]
+
+
+def errors(folder, made: list[tuple[list[int], list[float]]]) -> torch.Tensor:
+    """Absolute log-prob differences from a plain forward in float32."""
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    off = []
+    for prompt, (tokens, logprobs) in zip(PROMPTS, made):
+        with torch.inference_mode():
+            logits = plain(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double()
+        want = torch.log_softmax(logits, -1)[range(len(tokens)), tokens]
+        off.append((torch.tensor(logprobs).double() - want).abs())
+    return torch.cat(off)
+
+
+def test_it_is_closer_to_float32_than_the_module_in_bf16(folder):
+    assert load_model(EngineSettings(folder, runner="fused")).module is None
+    fused, module = errors(folder, generate(folder, "fused")), errors(folder, generate(folder, "module"))
+    assert fused.mean() <= 1.1 * module.mean() and fused.median() <= 0.05, (fused.mean(), module.mean())
+
+
+def test_the_plain_kernel_agrees_with_the_tiles(folder):
+    """In a process of its own, since the choice is made once."""
+    script = (
+        "import json, sys; from pathlib import Path; from turnout.engine import llama\n"
+        "from tests.unit.engine.test_llama import generate\n"
+        "print(json.dumps([llama.kernel(), generate(Path(sys.argv[1]), 'fused')]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        env=os.environ | {"TURNOUT_AMX": "0"}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    kernel, made = json.loads(done.stdout.splitlines()[-1])
+    assert kernel == "plain vectors"
+    assert errors(folder, made).median() <= 0.05
+    if llama.kernel() == kernel:
+        assert [(tokens, logprobs) for tokens, logprobs in made] == generate(folder, "fused")
+
+
+@pytest.mark.parametrize(("rows", "inputs"), [(16, 32), (17, 33), (5, 7), (48, 96), (100, 130)])
+@pytest.mark.parametrize(("first", "step"), [(0, 1), (1, 2)])
+def test_packing_is_a_permutation_and_its_digest_that_of_the_rows(rows, inputs, first, step):
+    native = library()
+    assert native is not None
+    rng = np.random.default_rng(rows)
+    bits = rng.integers(1, 2**16, rows * inputs, dtype=np.uint16)
+    size = (first + blocks(rows) * step) * depth_blocks(inputs) * TILE * DEPTH
+    packed, back = np.full(size, 7, np.uint16), np.zeros_like(bits)
+
+    def call(name: str, source, target) -> None:
+        numbers = [ctypes.c_int64(n) for n in (rows, inputs, first, step)]
+        getattr(native, name)(
+            ctypes.c_void_p(source.ctypes.data), *numbers, ctypes.c_void_p(target.ctypes.data)
+        )
+
+    call("turnout_pack", bits, packed)
+    call("turnout_unpack", packed, back)
+    assert np.array_equal(back, bits)
+    blocks_touched = packed.reshape(-1, depth_blocks(inputs) * TILE * DEPTH)[first::step][: blocks(rows)]
+    assert np.array_equal(np.sort(blocks_touched[blocks_touched != 0]), np.sort(bits))  # zeros elsewhere
+    sums = np.zeros(2, np.uint64)
+    call("turnout_digest_packed", packed, sums)
+    assert (int(sums[0]), int(sums[1])) == element_sums(bits)
+
+
+def test_tensors_in_one_buffer_do_not_touch_one_another():
+    model = config("qwen2", hidden_size=72, intermediate_size=90)
+    storage = PackedStorage(model, ModelShape(2, 4, 2, 16, 320, 512, frozenset()))
+    rng = np.random.default_rng(0)
+    written = {}
+    for name, spec in storage.specs.items():
+        written[name] = rng.integers(0, 2**16, int(np.prod(spec.shape)), dtype=np.uint16)
+        storage.write(storage.live(spec.buffer), name, written[name])
+    for name, spec in storage.specs.items():
+        assert np.array_equal(storage.read(storage.live(spec.buffer), name), written[name]), name
+        assert storage.sums(storage.live(spec.buffer), name, "BF16") == element_sums(written[name])
+        assert storage.sums(storage.live(spec.buffer), name, "F32") is None
+
+
+def test_what_it_cannot_run_is_said(tmp_path, caplog):
+    folder = make_model(tmp_path / "m", "llama", torch.bfloat16, head_dim=24)
+    with caplog.at_level("INFO"):
+        assert load_model(EngineSettings(folder)).module is not None
+    assert "head dimension 24 is not a multiple of 16" in caplog.text
+    with pytest.raises(ModelError, match="head dimension 24"):
+        load_model(EngineSettings(folder, runner="fused"))
