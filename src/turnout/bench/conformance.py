@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import turnout.bench.checks  # noqa: F401  # pyright: ignore[reportUnusedImport] - registers the checks
+from turnout.bench.checks.swaps import wanted
 from turnout.bench.embedded import Nursery, nursery
 from turnout.bench.facts import measured_token_s, read_facts
 from turnout.bench.reference import Reference
@@ -72,6 +73,7 @@ async def _target(plan: Plan, clock: Clock, children: Nursery, stack: AsyncExitS
             _exchange(decode, "--pd-peer", plan, stack),
         )
     target.facts = replace(facts, token_s=await measured_token_s(target))
+    await wanted(target, target.versions[0])  # before any check can have touched the weights
     return target
 
 

@@ -7,7 +7,7 @@ supported" (or served, implemented, enabled) mean that the engine lacks it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnout.bench.registry import CapabilityAbsent, CheckFailed
@@ -84,6 +84,11 @@ def reply_of(row: Any) -> Reply:
         raise CheckFailed(f"a reply of /generate of another shape ({fault!r}): {str(row)[:200]}") from fault
 
 
+def piece(reply: Reply, start: int, end: int) -> Reply:
+    """The reply with its tokens and log-probs from `start` to `end` only."""
+    return replace(reply, tokens=reply.tokens[start:end], logprobs=reply.logprobs[start:end])
+
+
 def _reply(row: Any) -> Reply:
     meta = row["meta_info"]
     pairs = meta.get("output_token_logprobs") or []
@@ -99,7 +104,7 @@ def _reply(row: Any) -> Reply:
         finish=str(reason["type"]),
         message=str(reason.get("message") or ""),
         matched=reason.get("matched"),
-        prompt_tokens=int(meta["prompt_tokens"]),
+        prompt_tokens=int(meta.get("prompt_tokens") or 0),
         completion_tokens=int(meta["completion_tokens"]),
         cached_tokens=int(meta.get("cached_tokens") or 0),
         version=str(meta.get("weight_version")),

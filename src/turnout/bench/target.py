@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Facts:
 class Target:
     """One engine. `fresh` starts another one on a version and returns calls to it, None where that cannot be
     done; `pair` are the prefill and the decode half of a PD pair; `versions` are the checkpoint folders: the
-    original first, then two others."""
+    original first, then two others; `wanted` keeps what each answers, by root."""
 
     wire: Exchange
     clock: Clock
@@ -74,6 +74,7 @@ class Target:
     fresh: Fresh | None = None
     pair: tuple[Exchange, Exchange] | None = None
     token: str | None = None
+    wanted: dict[str, list[Reply]] = field(default_factory=dict)
 
     def prompt(self, seed: int, length: int = 12) -> list[int]:
         """Token ids that depend on these two only; no end id and none of the first ids is among them."""
@@ -149,6 +150,27 @@ class Target:
         if isinstance(row, dict) and row.get("success") is False:
             raise CheckFailed(f"{path} answered success false with 200: {answer.message}")
         return row if isinstance(row, dict) else {}
+
+    @contextlib.asynccontextmanager
+    async def on(self, version: ModelVersion, **more: Any) -> AsyncIterator[None]:
+        """The block runs on this version, loaded from disk; the first one is loaded again in every case."""
+        try:
+            await self.load_version(version, **more)
+            yield
+        finally:
+            await self.load_version(self.versions[0])
+
+    @contextlib.asynccontextmanager
+    async def paused(self, mode: str) -> AsyncIterator[None]:
+        """The block runs while generation is paused; it goes on afterwards in every case."""
+        await self.control("/pause_generation", {"mode": mode})
+        try:
+            yield
+        finally:
+            await self.control("/continue_generation", {})
+
+    async def abort(self, rid: str) -> None:
+        await self.control("/abort_request", {"rid": rid})
 
     async def load_version(self, version: ModelVersion, **more: Any) -> dict[str, Any]:
         """Loads a version from disk, all behaviour flags said."""

@@ -1,5 +1,26 @@
 """The checks, in the order in which they run."""
 
-from turnout.bench.checks import generation, logprobs, sampling, stopping
+# isort: off
+from turnout.bench.checks import (
+    generation,
+    logprobs,
+    sampling,
+    stopping,
+    requests,
+    aborts,
+    pauses,
+    updates,
+    refusals,
+)
 
-__all__ = ["generation", "logprobs", "sampling", "stopping"]
+__all__ = [
+    "aborts",
+    "generation",
+    "logprobs",
+    "pauses",
+    "refusals",
+    "requests",
+    "sampling",
+    "stopping",
+    "updates",
+]

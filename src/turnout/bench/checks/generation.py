@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from turnout.bench.checks.aborts import freed
 from turnout.bench.compare import equal
 from turnout.bench.registry import CapabilityAbsent, CheckFailed, check, expect
 from turnout.bench.replies import Reply, must, refused, reply_of, rows
@@ -187,9 +188,7 @@ async def stream_hang_up_frees(t: Target) -> str:
         async for event in stream.events():
             expect(event != DONE, "the stream ended before the client left")
             break
-    begun = t.clock.now()
-    await t.until_idle()
-    return f"idle {t.clock.now() - begun:.2f} s after the client left"
+    return await freed(t)
 
 
 @check("information")
