@@ -45,7 +45,9 @@ class LyingEngine:
 
     async def __aenter__(self) -> LyingEngine:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), trust_env=False
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,
         )
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", self._serve)
@@ -94,4 +96,8 @@ class LyingEngine:
 
 
 def _response(status: int, row: Any) -> web.Response:
-    return web.Response(text=row, status=status) if isinstance(row, str) else web.json_response(row, status=status)
+    return (
+        web.Response(text=row, status=status)
+        if isinstance(row, str)
+        else web.json_response(row, status=status)
+    )

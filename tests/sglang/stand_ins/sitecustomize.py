@@ -27,14 +27,14 @@ def _before_torchvision() -> None:
 
 
 class _Cudart:
-    cudaHostRegisterPortable = 1  # noqa: N815 - CUDA's name
+    cudaHostRegisterPortable = 1
 
     @staticmethod
-    def cudaHostRegister(*_: object) -> int:  # noqa: N802 - CUDA's name
+    def cudaHostRegister(*_: object) -> int:
         return 0
 
     @staticmethod
-    def cudaHostUnregister(*_: object) -> int:  # noqa: N802 - CUDA's name
+    def cudaHostUnregister(*_: object) -> int:
         return 0
 
 
