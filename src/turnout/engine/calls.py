@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from turnout.core.version import VersionSpans
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 
 
 @dataclass(frozen=True)

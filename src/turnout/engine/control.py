@@ -67,9 +67,9 @@ class Control:
         return web.json_response({"message": "generation goes on", "status": "ok"})
 
     async def flush(self, request: web.Request) -> web.Response:
-        """400 while requests run or wait, as SGLang. There is no cache beyond requests yet: nothing is kept."""
+        """400 while requests run or wait, as SGLang."""
         await self._body(request)
-        if not await self.compute.do(lambda c: c.idle(), COMMAND_DEADLINE_S):
+        if not await self.compute.do(lambda c: c.flush_cache(), COMMAND_DEADLINE_S):
             return web.Response(status=400, text="cache not flushed: requests are running or waiting\n")
         return web.Response(text="cache flushed\n")
 

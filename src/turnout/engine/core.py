@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet
 from turnout.core.types import Finish
 from turnout.engine.model import LoadedModel
+from turnout.engine.request_machine import Chunk, Request
 from turnout.engine.runner import Runner
 from turnout.engine.sampler import Draw
-from turnout.engine.scheduler_machine import Chunk, Limits, Request, Scheduler
+from turnout.engine.scheduler_machine import Limits, Scheduler
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepBuilder
 from turnout.engine.text import StopWatch
@@ -139,6 +140,12 @@ class EngineCore:
     def idle(self) -> bool:
         return not self.scheduler.running and not self.scheduler.waiting
 
+    def flush_cache(self) -> bool:
+        """Frees all cached pages; False, with nothing done, while requests run or wait."""
+        if self.idle():
+            self.scheduler.flush_cache()
+        return self.idle()
+
     def rename(self, label: str) -> None:
         """Gives the weights that are loaded another label; tokens from here on carry it."""
         self.attested = Attested(label, self.attested.root, self.attested.at)
@@ -153,7 +160,7 @@ class EngineCore:
             self.abort_all("aborted by a weight update")
         elif activation.flush:
             self.scheduler.retract_all()
-        self.scheduler.forget_shared()
+        self.scheduler.forget_cache()
         self.fenced = None
         self.attested = Attested(activation.label, root, time.time())
         self._end_unmet()
@@ -214,7 +221,7 @@ class EngineCore:
         self.load = Load(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            used_pages=scheduler.limits.pages - scheduler.pages.free,
+            used_pages=scheduler.limits.pages - scheduler.pages.available,
             steps=self.load.steps + bool(chunks),
             tokens=self.load.tokens + tokens,
             preempted=scheduler.preemptions,

@@ -14,8 +14,8 @@ from typing import Any
 from turnout.core.errors import Fault
 from turnout.core.version import VersionConstraint
 from turnout.engine.model import LoadedModel
+from turnout.engine.request_machine import Request
 from turnout.engine.requests import RID_MAX, BadRequest
-from turnout.engine.scheduler_machine import Request
 from turnout.protocol.sglang import SamplingParams
 
 PROMPTS_MAX = 1024

@@ -23,7 +23,7 @@ from turnout.core.errors import EngineBusy, Fault, TurnoutError, UserError
 from turnout.engine.calls import Call
 from turnout.engine.core import Attested, EngineCore, Load
 from turnout.engine.model import LoadedModel, load_model
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)

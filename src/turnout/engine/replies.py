@@ -16,7 +16,7 @@ from turnout.core.version import VersionSpans
 from turnout.engine.calls import Call
 from turnout.engine.generate_request import GenerateCall, Prompt
 from turnout.engine.model import LoadedModel
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.text import ShownText, response_text
 from turnout.protocol.sglang import GenerateReply
 

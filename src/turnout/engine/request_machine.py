@@ -14,6 +14,7 @@ from enum import StrEnum
 from turnout.core.machine import Table
 from turnout.core.types import Finish
 from turnout.core.version import VersionConstraint, VersionSpans
+from turnout.engine.radix import Node
 from turnout.protocol.sglang import SamplingParams
 
 
@@ -60,10 +61,11 @@ TABLE: Table[State, Event] = Table(
 
 @dataclass(eq=False)
 class Request:
-    """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`.
-    `seed` and `end_ids` (token ids that end it) are resolved by whoever makes the request. Requests of different
-    `namespace` share no cached pages; `constraint` names the weights that may answer. `hold`: its first token leads
-    to HELD. `remote`: the KV of its prompt comes from another engine and is not there yet."""
+    """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`, of which the
+    first `depth` lie in the prefix cache on the path to `node` (engine.page_pool). `seed` and `end_ids` (token ids
+    that end it) are resolved by whoever makes the request. Requests of different `namespace` share no cached pages;
+    `constraint` names the weights that may answer. `hold`: its first token leads to HELD. `remote`: the KV of its
+    prompt comes from another engine and is not there yet."""
 
     rid: str
     tokens: list[int]
@@ -78,12 +80,15 @@ class Request:
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    spans: VersionSpans = field(default_factory=VersionSpans)
+    runs: list[tuple[int, str]] = field(default_factory=list)  # of `spans`
     finish: Finish | None = None
     message: str = ""
     slot: int = -1
-    keys: list[bytes] = field(default_factory=list)  # of the prompt's full pages, see engine.sharing
-    cached: int = 0  # positions whose KV another request had computed
+    node: Node | None = None
+    depth: int = 0
+    seen: tuple[Node | None, int] = (None, 0)  # while it waits: how much of its path others held, last time
+    cached: int = 0  # prompt tokens whose KV was in the cache
+    preempted: bool = False
     hold: bool = False
     remote: bool = False
 
@@ -95,6 +100,15 @@ class Request:
         return self.tokens[self.prompt_tokens :]
 
     @property
+    def spans(self) -> VersionSpans:
+        return VersionSpans(tuple(self.runs))
+
+    @property
+    def reusable(self) -> int:
+        """Positions whose KV may come from the cache: the last must be computed, since it gives logits."""
+        return len(self.tokens) - 1
+
+    @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
@@ -104,7 +118,7 @@ class Request:
         return len(self.tokens) - self.computed
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Chunk:
     """Compute positions first .. first + count of a request; `samples` where its last row gives a token. Rows of
     the prompt from `score_from` on (None: none) also give the log-prob of the prompt token that follows."""

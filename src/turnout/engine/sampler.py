@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +29,7 @@ BLOCK = 256
 _GOLDEN, _M1, _M2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """What one row is drawn with. `position` is the absolute position of the token to be drawn; `banned`
     ids cannot be drawn (end ids before min_new_tokens)."""
 

@@ -3,12 +3,14 @@
 Owns every live request, its state and its pages. Promises:
 - a step's plan has at most `max_step_tokens` rows, one decode row per running request that is past its
   prompt, the rest prefill chunks, oldest request first;
-- pages are taken as positions need them; when none is left the youngest running request is preempted: its
-  pages go, its tokens, log-probs and version spans stay, and it is computed again later (same bits, since a
-  row's result depends on neither batch nor chunk). The oldest always goes on, so nothing deadlocks;
-- requests whose prompts begin alike share the pages of that beginning: a request waits while an older one is
-  computing a page that both need, and holds it when it is there. It waits for an older one only, so the oldest
-  always goes on; `forget_shared` ends all sharing with what was computed so far;
+- pages are taken as positions need them; where none is free the longest unused cached page is evicted; when
+  none is left the youngest running request is preempted: it gives up its pages, its tokens, log-probs and
+  version spans stay, and it is computed again later (same bits, since a row's result depends on neither batch
+  nor chunk). The oldest always goes on, so nothing deadlocks;
+- full pages that were computed enter the prefix cache (engine.radix) at once and stay when their request ends.
+  A request takes over the pages of its own beginning that are there, and waits while an older one computes the
+  next in this very step. `forget_cache` ends all sharing with what was computed so far;
+- planning costs the running requests and the pages moved, not the pages cached nor the lengths of prompts;
 - tokens appear only in `accept`, so every command acts at a token boundary;
 - `check` raises InvariantBroken for a page leaked or doubled, or a token without log-prob or version;
 - HELD and RECEIVING requests are never preempted; whoever needs their pages waits as long as engine.pd lets them
@@ -18,14 +20,13 @@ Owns every live request, its state and its pages. Promises:
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish
-from turnout.engine.pages import PageAllocator
+from turnout.engine.page_pool import PagePool
+from turnout.engine.radix import Node, PageKey
 from turnout.engine.request_machine import TABLE, Chunk, Event, Request, State
-from turnout.engine.sharing import SharedPages, page_keys
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.pages = PageAllocator(limits.pages)
-        self._shared = SharedPages()
+        self.pages = PagePool(limits.pages, limits.page_tokens)
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by arrival; RECEIVING ones too
         self.parked: list[Request] = []  # PENDING and HELD ones
@@ -57,7 +57,7 @@ class Scheduler:
 
     def fits(self, tokens: int) -> bool:
         """Whether a request of this many tokens in all can ever be computed."""
-        return self._pages_for(tokens) <= self.limits.pages
+        return self.pages.pages_for(tokens) <= self.limits.pages
 
     def knows(self, rid: str) -> bool:
         return rid in self._by_rid
@@ -74,7 +74,6 @@ class Scheduler:
             raise InvariantBroken(f"request {request.rid} is known already or can never fit")
         if not request.tokens or request.params.max_new_tokens < 1:
             raise InvariantBroken(f"request {request.rid} has nothing to compute")
-        request.keys = [] if request.remote else page_keys(request.tokens, self.limits.page_tokens)
         self._arrivals += 1
         request.arrival = self._arrivals
         self._by_rid[request.rid] = request
@@ -89,40 +88,50 @@ class Scheduler:
         if self.paused:
             return ()
         self._admit()
-        waits = self._adopt_shared()
-        decodes = sum(1 for r in self.running if r.pending == 1)
-        left = self.limits.max_step_tokens - decodes
+        left = self.limits.max_step_tokens - sum([len(r.tokens) - r.computed == 1 for r in self.running])
+        claims: set[tuple[Node | None, PageKey]] = set()  # first pages that older ones compute in this step
         chunks: list[Chunk] = []
         for request in list(self.running):
-            if request.state is not State.RUNNING or request in waits:
+            if request.state is not State.RUNNING:
+                continue  # RECEIVING, or preempted by an older one
+            if len(request.tokens) - request.computed == 1:
+                if self._take_pages(request, 1):
+                    chunks.append(Chunk(request, request.computed, 1, True))
                 continue
-            wanted = 1 if request.pending == 1 else min(request.pending, left)
-            count = self._take_pages(request, wanted) if wanted else 0
+            self.pages.adopt(request)
+            claim = self.pages.next_page(request)
+            if claim in claims and self.pages.may_adopt(request):
+                continue
+            count = self._take_pages(request, min(request.pending, left))
             if count:
+                claims.add(claim)
                 chunks.append(Chunk(request, request.computed, count, count == request.pending))
-                left -= count if request.pending != 1 else 0
+                left -= count
         return tuple(chunks)
 
     def computed(self, chunk: Chunk) -> None:
         """A chunk's KV lies in its pages now."""
-        if chunk.request.state is not State.RUNNING or chunk.request.computed != chunk.first:
-            raise InvariantBroken(f"{chunk.request.rid}: chunk at {chunk.first} was not the planned one")
-        request, size = chunk.request, self.limits.page_tokens
+        request = chunk.request
+        if request.state is not State.RUNNING or request.computed != chunk.first:
+            raise InvariantBroken(f"{request.rid}: chunk at {chunk.first} was not the planned one")
         request.computed += chunk.count
-        for index in range(chunk.first // size, min(request.computed // size, len(request.keys))):
-            self._shared.offer(request.keys[index], request.pages[index])
+        self.pages.share(request)
 
-    def forget_shared(self) -> None:
-        """From here on nobody shares what was computed before: the weights are others now."""
-        self._shared.forget()
-        for request in self.running:
-            request.keys = []
+    def flush_cache(self) -> None:
+        """Frees all cached pages that no request holds."""
+        self.pages.flush()
+
+    def forget_cache(self) -> None:
+        """From here on nobody shares what was computed before: the weights are others now. Requests that run go
+        on with what they hold."""
+        self.pages.forget()
 
     def accept(self, request: Request, token: int, logprob: float, version: str) -> bool:
         """Appends a sampled token; ends the request at an end id or at its length. Returns whether it ended."""
         request.tokens.append(token)
         request.logprobs.append(logprob)
-        request.spans = request.spans.extended(1, version)
+        count = request.runs.pop()[0] if request.runs and request.runs[-1][1] == version else 0
+        request.runs.append((count + 1, version))
         if token in request.end_ids:
             self.finish(request, Finish.STOP)
         elif request.generated >= request.params.max_new_tokens:
@@ -177,10 +186,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises InvariantBroken where the books do not balance."""
         live = [*self.running, *self.waiting, *self.parked]
-        self.pages.check([page for request in live for page in request.pages])
-        stray = self._shared.check(self.pages.taken)
-        if stray:
-            raise InvariantBroken(f"pages {stray[:9]} are offered and nobody holds them")
+        self.pages.check([*self.running, *self.parked])
         if {r.rid for r in live} != set(self._by_rid) or len(live) != len(self._by_rid):
             raise InvariantBroken("a request is lost or in two queues")
         slots = [r.slot for r in self.running] + self._slots
@@ -189,10 +195,8 @@ class Scheduler:
         for request in live:
             if request.generated != len(request.logprobs) or request.generated != len(request.spans):
                 raise InvariantBroken(f"{request.rid}: tokens, log-probs and spans differ in length")
-            if request.computed > len(request.pages) * self.limits.page_tokens:
-                raise InvariantBroken(f"{request.rid}: computed positions without a page")
             queued = request.state in (State.PENDING, State.WAITING)
-            if queued and (request.pages or request.computed or request.slot >= 0):
+            if queued and (request.node or request.pages or request.computed or request.slot >= 0):
                 raise InvariantBroken(f"{request.rid}: waits and holds pages or a slot")
         if any(queue != sorted(queue, key=_arrival) for queue in (self.running, self.waiting)):
             raise InvariantBroken("a queue is out of order")
@@ -203,61 +207,43 @@ class Scheduler:
     def _admit(self) -> None:
         """Oldest first, while a slot is free and the pages suffice for what is known of all running ones,
         with one page more for each to grow into; always at least one."""
+        if not self.waiting or not self._slots:
+            return
+        owed = sum([self.pages.pages_for(len(r.tokens)) - len(r.pages) for r in self.running])
         while self.waiting and self._slots:
             request = self.waiting[0]
-            owed = sum(self._missing(r) for r in [*self.running, request])
-            if self.running and owed + len(self.running) > self.pages.free:
+            missing = self.pages.pages_for(len(request.tokens))
+            owed += missing - (0 if request.remote else self.pages.held(request))
+            if self.running and owed + len(self.running) > self.pages.available:
                 return
             if request.remote:
-                missing = self._missing(request)
-                if missing > self.pages.free:
+                if missing > self.pages.available:
                     return
-                request.pages.extend(self.pages.take(missing))
+                self.pages.extend(request, len(request.tokens))
+                owed -= missing
+            else:
+                self.pages.open(request)
             request.state = TABLE.after(request.state, Event.RESERVE if request.remote else Event.ADMIT)
             request.slot = self._slots.pop()
             insort(self.running, self.waiting.pop(0), key=_arrival)
 
-    def _adopt_shared(self) -> set[Request]:
-        """Lets every running request hold the pages of its prompt that are there; returns those that wait for
-        an older one to compute the next."""
-        computing: set[bytes] = set()
-        waits: set[Request] = set()
-        size = self.limits.page_tokens
-        for request in self.running:
-            at = request.computed // size
-            while request.computed == at * size and len(request.pages) == at < len(request.keys):
-                page = self._shared.find(request.keys[at])
-                if page is None:
-                    break
-                self.pages.hold(page)
-                request.pages.append(page)
-                request.computed += size
-                request.cached += size
-                at += 1
-            if at < len(request.keys):
-                if request.computed == at * size and request.keys[at] in computing:
-                    waits.add(request)
-                computing.update(request.keys[at:])
-        return waits
-
-    def _missing(self, request: Request) -> int:
-        return self._pages_for(len(request.tokens)) - len(request.pages)
-
     def _take_pages(self, request: Request, wanted: int) -> int:
-        """How many of the next `wanted` positions have pages now; younger requests give way if need be."""
-        missing = self._pages_for(request.computed + wanted) - len(request.pages)
-        if missing > self.pages.free:
-            self._make_room(missing, self.running[self.running.index(request) + 1 :])
-        take = max(0, min(missing, self.pages.free))
-        request.pages.extend(self.pages.take(take))
+        """How many of the next `wanted` positions have pages now; cached pages go, then younger requests give
+        way, if need be."""
         room = len(request.pages) * self.limits.page_tokens - request.computed
+        if room < wanted:
+            missing = self.pages.pages_for(request.computed + wanted) - len(request.pages)
+            if missing > self.pages.available:
+                self._make_room(missing, self.running[self.running.index(request) + 1 :])
+            self.pages.extend(request, request.computed + wanted)
+            room = len(request.pages) * self.limits.page_tokens - request.computed
         return min(wanted, room)
 
     def _make_room(self, wanted: int, younger: list[Request]) -> None:
-        """Preempts the youngest until `wanted` pages are free. A RECEIVING request can't be: its pages are
+        """Preempts the youngest until `wanted` pages are there. A RECEIVING request can't be: its pages are
         being written."""
         for request in reversed(younger):
-            if wanted <= self.pages.free:
+            if wanted <= self.pages.available:
                 return
             if request.state is State.RUNNING:
                 self._preempt(request)
@@ -266,7 +252,7 @@ class Scheduler:
         request.state = TABLE.after(request.state, Event.PREEMPT)
         self.preemptions += 1
         self._release(request)
-        request.cached = 0
+        request.preempted = True
         insort(self.waiting, request, key=_arrival)
 
     def _leave(self, request: Request, event: Event) -> None:
@@ -278,27 +264,18 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self.parked.remove(request)
-            self._return_pages(request)
+            self.pages.release(request)
         del self._by_rid[request.rid]
 
     def _release(self, request: Request) -> None:
         self._unseat(request)
-        self._return_pages(request)
+        self.pages.release(request)
 
     def _unseat(self, request: Request) -> None:
         self.running.remove(request)
         self._slots.append(request.slot)
         request.slot = -1
 
-    def _return_pages(self, request: Request) -> None:
-        self._shared.freed(self.pages.give(request.pages))
-        request.pages, request.computed = [], 0
-
 
 def _arrival(request: Request) -> int:
     return request.arrival
-
-
-def rows(chunks: Iterable[Chunk]) -> int:
-    """Rows of a plan."""
-    return sum(chunk.count for chunk in chunks)

@@ -19,8 +19,8 @@ from turnout.engine.events import send_events
 from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
 from turnout.engine.replies import generate_events, reply_row
+from turnout.engine.request_machine import Request
 from turnout.engine.requests import parse_object
-from turnout.engine.scheduler_machine import Request
 from turnout.native.loader import path_taken
 from turnout.protocol.sglang import SamplingParams
 

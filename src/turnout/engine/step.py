@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turnout.engine.request_machine import Chunk
 from turnout.engine.sampler import Draw
-from turnout.engine.scheduler_machine import Chunk, rows
 
 
 @dataclass(frozen=True)
@@ -59,31 +59,30 @@ class StepBuilder:
 
     def build(self, chunks: Sequence[Chunk], draws: Sequence[Draw]) -> StepInput:
         """`draws`: one per chunk that samples, in plan order."""
-        live = rows(chunks)
-        tokens, positions = np.empty(live, np.int64), np.empty(live, np.int32)
-        slots = np.empty(live, np.int32)
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
         sampling: list[int] = []
         scored: list[tuple[int, int]] = []
         temperatures: list[float] = []
         changes: list[TableChange] = []
-        at = 0
         for chunk in chunks:
-            request, end, after = chunk.request, at + chunk.count, chunk.first + chunk.count
-            tokens[at:end] = request.tokens[chunk.first : after]
-            positions[at:end] = np.arange(chunk.first, after)
-            slots[at:end] = request.slot
+            request, first, after = chunk.request, chunk.first, chunk.first + chunk.count
+            at = len(tokens)
+            tokens += request.tokens[first:after]
+            positions += range(first, after)
+            slots += [request.slot] * chunk.count
             changes.extend(self._changes(chunk))
-            for position in range(chunk.first if chunk.score_from is None else chunk.score_from, after):
-                if chunk.score_from is not None and position + 1 < request.prompt_tokens:
-                    scored.append((at + position - chunk.first, request.tokens[position + 1]))
+            if chunk.score_from is not None:
+                for position in range(chunk.score_from, min(after, request.prompt_tokens - 1)):
+                    scored.append((at + position - first, request.tokens[position + 1]))
                     temperatures.append(request.params.temperature)
-            at = end
             if chunk.samples:
-                sampling.append(end - 1)
+                sampling.append(len(tokens) - 1)
         return StepInput(
-            tokens,
-            positions,
-            slots,
+            np.array(tokens, np.int64),
+            np.array(positions, np.int32),
+            np.array(slots, np.int32),
             tuple(changes),
             np.array(sampling, np.int64),
             tuple(draws),

@@ -18,7 +18,7 @@ from turnout.core.types import Finish
 from turnout.engine.core import Attested
 from turnout.engine.loop import ComputeThread
 from turnout.engine.model import load_model
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.server import Server
 from turnout.engine.settings import EngineSettings
 from turnout.engine.text import StopWatch, response_text

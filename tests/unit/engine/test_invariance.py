@@ -14,7 +14,7 @@ from tests.engine_models import KINDS, make_model
 from turnout.engine.core import EngineCore
 from turnout.engine.linear import row_blocks
 from turnout.engine.model import load_model
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
 from turnout.protocol.sglang import SamplingParams
 
@@ -94,6 +94,35 @@ def test_requests_that_share_their_prompt_equal_each_alone(bench):
     assert [request.cached for request in shared] == [0] + [32] * 5
     for request in alike():
         assert bench.run([request])[request.rid] == together[request.rid]
+
+
+def test_a_second_turn_on_cached_pages_equals_one_without_a_cache(bench):
+    def turns(core: EngineCore, ended: dict[str, Request], keep: bool) -> list[Request]:
+        made: list[Request] = []
+        for turn in range(3):
+            before = made[-1].tokens if made else []
+            tokens = [*before, *requests([(21 + 4 * turn, 1, {})])[0].tokens]
+            request = Request(f"t{turn}", tokens, SamplingParams(max_new_tokens=18, ignore_eos=True), turn)
+            made.append(request)
+            core.submit(request)
+            while core.step():
+                core.check()
+            if not keep:
+                assert core.flush_cache()
+        return made
+
+    settings = EngineSettings(
+        bench.folder, dtype=bench.dtype, max_total_tokens=1024, max_running_requests=8, max_step_tokens=24
+    )
+    runs = []
+    for keep in (True, False):
+        ended: dict[str, Request] = {}
+        core = EngineCore(bench.model, settings, lambda r, to=ended: to.__setitem__(r.rid, r))
+        runs.append(turns(core, ended, keep))
+        assert core.load.used_pages == 0
+    cached, plain = runs
+    assert [r.cached for r in cached] == [0, 32, 80] and [r.cached for r in plain] == [0, 0, 0]
+    assert [(r.output, r.logprobs) for r in cached] == [(r.output, r.logprobs) for r in plain]
 
 
 def test_chunked_prefill_equals_one_shot(bench):

@@ -74,7 +74,7 @@ class SplitEngine(FakeEngine):
             self.scheduler.check()
         scheduler = self.scheduler
         assert not scheduler.running and not scheduler.waiting and not scheduler.parked
-        assert scheduler.pages.free == self.limits.pages
+        assert scheduler.pages.available == self.limits.pages
 
 
 operations = st.lists(
@@ -132,17 +132,17 @@ def test_a_held_request_keeps_its_pages_and_gives_its_slot():
     held.scheduler.retract_all()
     assert request.state is State.HELD and len(request.pages) == 3
     held.read()
-    assert request.finish is Finish.LENGTH and held.scheduler.pages.free == 8
+    assert request.finish is Finish.LENGTH and held.scheduler.pages.available == 8
 
 
 def test_no_prompt_row_of_a_remote_request_is_ever_planned():
     decode = engine()
     decode.submit_kind(9, 3, "remote")
     assert not decode.step() and decode.seen["r0"].state is State.PENDING
-    assert decode.scheduler.pages.free == 8  # nothing is taken before the other side has computed
+    assert decode.scheduler.pages.available == 8  # nothing is taken before the other side has computed
     decode.offer()
     assert not decode.step() and decode.seen["r0"].state is State.RECEIVING
-    assert decode.scheduler.pages.free == 5
+    assert decode.scheduler.pages.available == 5
     assert decode.scheduler.retract_all() == 0  # its pages are being written
     decode.receive()
     while decode.step():

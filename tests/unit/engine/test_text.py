@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine_models import add_tokenizer
 from turnout.core.types import Finish
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.text import Decoder, ShownText, StopWatch, response_text
 from turnout.protocol.sglang import SamplingParams
 

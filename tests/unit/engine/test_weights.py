@@ -14,7 +14,7 @@ from turnout.core.errors import WeightError
 from turnout.core.version import WeightVersion
 from turnout.engine.core import Activation, EngineCore
 from turnout.engine.model import load_model
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
 from turnout.engine.storage import as_bits
 from turnout.engine.weights import stage_tensors
