@@ -14,6 +14,7 @@ Legend: B rows, V vocabulary padded to whole blocks of BLOCK.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.native.loader import library
 from turnout.protocol.sglang import SamplingParams
 
 BLOCK = 256
@@ -37,6 +39,12 @@ class Draw(NamedTuple):
     seed: int
     position: int
     banned: tuple[int, ...] = ()
+
+    @property
+    def filters(self) -> bool:
+        """Whether anything limits what can be drawn."""
+        params = self.params
+        return bool(self.banned) or params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,40 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> Sampled:
-    """logits [B, vocabulary] in any float dtype; one Draw per row."""
+    """logits [B, vocabulary] in any float dtype; one Draw per row. Rows without filters go to native/sampler.c where
+    it was built: which path a row takes depends on that row only."""
+    if library() is None:
+        return _sample(logits, draws)
+    plain = [i for i, draw in enumerate(draws) if not draw.filters]
+    if len(plain) == len(draws):
+        return _native(logits, draws)
+    others = [i for i, draw in enumerate(draws) if draw.filters]
+    tokens, logprobs = [0] * len(draws), [0.0] * len(draws)
+    for part, rows in ((_native, plain), (_sample, others)):
+        if rows:
+            made = part(logits[rows], [draws[i] for i in rows])
+            for i, token, logprob in zip(rows, made.tokens, made.logprobs):
+                tokens[i], logprobs[i] = token, logprob
+    return Sampled(tokens, logprobs)
+
+
+def _native(logits: Tensor, draws: Sequence[Draw]) -> Sampled:
+    native = library()
+    assert native is not None
+    logits = logits.float().contiguous()
+    rows, vocabulary = logits.shape
+    temperatures = np.array([d.params.temperature for d in draws], np.float32)
+    noise = uniforms([d.seed for d in draws], [d.position for d in draws])
+    tokens, logprobs = np.empty(rows, np.int64), np.empty(rows, np.float64)
+    arrays = [a.ctypes.data for a in (temperatures, noise, tokens, logprobs)]
+    sizes = (ctypes.c_int64(rows), ctypes.c_int64(vocabulary))
+    if native.turnout_draw(ctypes.c_void_p(logits.data_ptr()), *sizes, *map(ctypes.c_void_p, arrays)):
+        raise MemoryError("no memory for the sums of one step's sampling")
+    return Sampled(tokens.tolist(), logprobs.astype(np.float32).tolist())
+
+
+def _sample(logits: Tensor, draws: Sequence[Draw]) -> Sampled:
+    """All rows in torch, with their filters."""
     rows, vocabulary = logits.shape
     scaled_BV = logits.new_full((rows, -(-vocabulary // BLOCK) * BLOCK), -torch.inf, dtype=torch.float32)
     scaled_BV[:, :vocabulary] = logits
