@@ -64,8 +64,8 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> Sampled:
-    """logits [B, vocabulary] in any float dtype; one Draw per row. Rows without filters go to native/sampler.c where
-    it was built: which path a row takes depends on that row only."""
+    """logits [B, vocabulary] in any float dtype; one Draw per row. Rows without filters go to native/sampler.c
+    where it was built: which path a row takes depends on that row only."""
     if library() is None:
         return _sample(logits, draws)
     plain = [i for i, draw in enumerate(draws) if not draw.filters]

@@ -103,7 +103,9 @@ INLINE void walk(int n, int bf16, const turnout_attention *a, block_t block, int
         int64_t row = block.first_row + q / per_row;
         int64_t from = row * a->query_row + (first_query + q % per_row) * a->query_head;
         length[q] = a->position[row] + 1;
-        for (int64_t d = 0; d < dim; d++)
+        int64_t d = 0;
+        for (; d + 16 <= dim; d += 16) *(v16u *)(query + q * dim + d) = load16(a->query, from + d, bf16) * a->scale;
+        for (; d < dim; d++)
             query[q * dim + d] = a->scale * (bf16 ? bf16_to_float(((const uint16_t *)a->query)[from + d])
                                                   : ((const float *)a->query)[from + d]);
     }
@@ -120,7 +122,9 @@ INLINE void walk(int n, int bf16, const turnout_attention *a, block_t block, int
     if (d < padded) sum_values(n, bf16, a, pages, weights, stride, length, head, d, 0, out);
     for (int q = 0; q < n; q++) {
         int64_t to = (block.first_row + q / per_row) * out_row + (first_query + q % per_row) * dim;
-        for (d = 0; d < dim; d++) {
+        for (d = 0; bf16 && d + 16 <= dim; d += 16)
+            store_bf16((uint16_t *)a->out + to + d, *(const v16u *)(out + q * padded + d) * inverse[q]);
+        for (d = bf16 ? dim / 16 * 16 : 0; d < dim; d++) {
             float x = out[q * padded + d] * inverse[q];
             if (bf16) ((uint16_t *)a->out)[to + d] = float_to_bf16(x);
             else ((float *)a->out)[to + d] = x;

@@ -58,7 +58,12 @@ static void take_residual(const product_t *p, const float *sums, int64_t first, 
     int64_t at = block * TILE, n = p->real_columns - at < columns ? p->real_columns - at : columns;
     for (int64_t r = 0; r < count; r++) {
         float *to = (float *)p->out + (first + r) * p->out_stride + at;
-        for (int64_t c = 0; c < n; c++) to[c] += sums[r * 32 + c];
+        if (n == 32) {
+            *(v16u *)to += *(const v16u *)(sums + r * 32);
+            *(v16u *)(to + 16) += *(const v16u *)(sums + r * 32 + 16);
+        } else {
+            for (int64_t c = 0; c < n; c++) to[c] += sums[r * 32 + c];
+        }
     }
 }
 
@@ -95,16 +100,24 @@ static void rms_norm(const float *x, const uint16_t *weight, uint16_t *out, int6
     for (; i < n; i++) out[i] = float_to_bf16(x[i] * scale * bf16_to_float(weight[i]));
 }
 
-/* Norm where there is one, rotation, rounding: one head of queries or keys. */
+/* Norm where there is one, rotation, rounding: one head of queries or keys. dim is a multiple of 16. */
 static void turn_head(float *x, const uint16_t *norm, const float *rotary, uint16_t *out, int64_t dim, float eps) {
     if (norm) {
+        v16 squares = {0};
+        for (int64_t i = 0; i < dim; i += 16) squares += *(const v16u *)(x + i) * *(const v16u *)(x + i);
         float sum = 0.0f;
-        for (int64_t i = 0; i < dim; i++) sum += x[i] * x[i];
+        for (int l = 0; l < 16; l++) sum += squares[l];
         float scale = 1.0f / sqrtf(sum / (float)dim + eps);
-        for (int64_t i = 0; i < dim; i++) x[i] = x[i] * scale * bf16_to_float(norm[i]);
+        for (int64_t i = 0; i < dim; i += 16) *(v16u *)(x + i) = *(const v16u *)(x + i) * scale * load16(norm, i, 1);
     }
-    int64_t half = dim / 2;
-    for (int64_t i = 0; i < half; i++) {
+    int64_t half = dim / 2, i = 0;
+    for (; i + 16 <= half; i += 16) {
+        v16 a = *(const v16u *)(x + i), b = *(const v16u *)(x + i + half);
+        v16 c = *(const v16u *)(rotary + i), s = *(const v16u *)(rotary + half + i);
+        store_bf16(out + i, a * c - b * s);
+        store_bf16(out + i + half, b * c + a * s);
+    }
+    for (; i < half; i++) {
         float a = x[i], b = x[i + half], c = rotary[i], s = rotary[half + i];
         out[i] = float_to_bf16(a * c - b * s);
         out[i + half] = float_to_bf16(b * c + a * s);
@@ -127,7 +140,7 @@ static void turn_row(const turnout_llama *m, const turnout_layer *layer, const t
     const float *rotary = m->rotary + (int64_t)s->position[row] * dim;
     for (int64_t h = 0; h < m->heads + m->kv_heads; h++)
         turn_head(from + h * dim, h < m->heads ? layer->query_norm : layer->key_norm, rotary, to + h * dim, dim, m->eps);
-    for (int64_t i = (m->heads + m->kv_heads) * dim; i < width; i++) to[i] = float_to_bf16(from[i]);
+    for (int64_t i = (m->heads + m->kv_heads) * dim; i < width; i += 16) store_bf16(to + i, *(const v16u *)(from + i));
 }
 
 /* ---- the step ---- */
