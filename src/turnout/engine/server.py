@@ -1,7 +1,8 @@
 """The engine's HTTP front: SGLang's API, checked against SGLang 0.5.23 (turnout.protocol.sglang).
 
 Promises: the event loop never computes; a refused request is a 400 with all faults, a full queue a 429, a
-fenced engine a 503; a client that goes away takes its request with it. Errors are {"error": {"message"}}.
+fenced engine a 503; a client that goes away takes its request with it. Errors are
+{"error": {"message", "type", "param", "code"}}.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from turnout.engine.control import Control
 from turnout.engine.events import send_events
 from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
+from turnout.engine.openai_api import OpenAIApi
 from turnout.engine.replies import generate_events, reply_row
 from turnout.engine.request_machine import Request
 from turnout.engine.requests import parse_object
@@ -27,6 +29,7 @@ from turnout.protocol.sglang import SamplingParams
 BODY_MAX = 64 << 20
 HEALTH_DEADLINE_S = 20.0
 BEAT_LIMIT_S = 60.0
+ERROR_TYPES = {401: "authentication_error", 409: "version_unmet", 429: "rate_limit_error"}
 
 
 class Server:
@@ -50,6 +53,7 @@ class Server:
                 web.get("/get_weight_version", self.label),
                 web.get("/weight_version", self.weight_version),
                 web.get("/v1/loads", self.loads),
+                *OpenAIApi(self.compute).routes(),
                 *self.control.routes(),
             ]
         )
@@ -64,11 +68,10 @@ class Server:
         try:
             return await handler(request)
         except UserError as fault:
-            return _error(str(fault), 400)
+            return _error(str(fault), 400, fault.faults[0].where)
         except VersionUnmet as fault:
             served = {"version": fault.last_version, "root": fault.root}
-            row = {"error": {"message": str(fault), "type": "version_unmet", "code": 409}, "served": served}
-            return web.json_response(row, status=409)
+            return web.json_response({**_error_row(str(fault), 409), "served": served}, status=409)
         except EngineBusy as fault:
             return _error(str(fault), 503 if fault.phase == "fenced" else 429)
         except TurnoutError as fault:
@@ -184,5 +187,11 @@ class Server:
         }
 
 
-def _error(message: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": message}}, status=status)
+def _error(message: str, status: int, param: str | None = None) -> web.Response:
+    return web.json_response(_error_row(message, status, param), status=status)
+
+
+def _error_row(message: str, status: int, param: str | None = None) -> dict[str, Any]:
+    """SGLang's shape for its own endpoints, with the fields that OpenAI's clients read."""
+    kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
