@@ -40,7 +40,7 @@ class Attested:
 
 @dataclass(frozen=True)
 class Load:
-    """Counts at the last token boundary."""
+    """Counts at the last token boundary; `prompt_rows`: positions of prompts computed, also again."""
 
     running: int = 0
     waiting: int = 0
@@ -48,6 +48,7 @@ class Load:
     steps: int = 0
     tokens: int = 0
     preempted: int = 0
+    prompt_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Activation:
 
 
 class EngineCore:
-    """See the module. `on_end` is called on the owning thread with every request that ends."""
+    """See the module. `on_end` is called on the owning thread with every request that ends, `on_phase` with every
+    split request (engine.pd) that was queued, held, given pages to receive into, or ended."""
 
     def __init__(
         self, model: LoadedModel, settings: EngineSettings, on_end: Callable[[Request], None]
@@ -83,6 +85,7 @@ class EngineCore:
         self.fenced: str | None = None
         self.load = Load()
         self._on_end = on_end
+        self.on_phase: Callable[[Request], None] = _nobody
         self._watches: dict[str, StopWatch] = {}
         staged = self.weights.stage_folder(settings.model_path, may_round=True)
         self.attested = Attested(settings.weight_version, self.weights.activate(staged), time.time())
@@ -111,6 +114,7 @@ class EngineCore:
                 self.model.tokenizer, request.params.stop, request.params.skip_special_tokens
             )
         self._measure()
+        self._phase([request])
 
     def abort(self, rid: str, message: str) -> int:
         """Ends the request with exactly this id; returns how many were ended (0 or 1)."""
@@ -138,7 +142,8 @@ class EngineCore:
         self.scheduler.paused = False
 
     def idle(self) -> bool:
-        return not self.scheduler.running and not self.scheduler.waiting
+        scheduler = self.scheduler
+        return not scheduler.running and not scheduler.waiting and not scheduler.parked
 
     def flush_cache(self) -> bool:
         """Frees all cached pages; False, with nothing done, while requests run or wait."""
@@ -160,6 +165,7 @@ class EngineCore:
             self.abort_all("aborted by a weight update")
         elif activation.flush:
             self.scheduler.retract_all()
+            self._ended(self.scheduler.abort_held("the weights changed before its KV was read"))
         self.scheduler.forget_cache()
         self.fenced = None
         self.attested = Attested(activation.label, root, time.time())
@@ -169,6 +175,8 @@ class EngineCore:
     def step(self) -> bool:
         """Runs one step; False where there is nothing to do."""
         chunks = self.scheduler.plan()
+        self._phase(self.scheduler.reserved)
+        self.scheduler.reserved.clear()
         if not chunks:
             return False
         sampling = [chunk.request for chunk in chunks if chunk.samples]
@@ -192,9 +200,26 @@ class EngineCore:
         """Ends the requests, waiting or running, whose constraint the weights that are served now do not meet:
         not one token of theirs may come from these."""
         served = self.attested.version
-        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+        for request in [*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.parked]:
             if request.constraint is not None and not request.constraint.met_by(served):
                 self.abort(request.rid, f"asked for {request.constraint}; {served} is served now")
+
+    def offer(self, rid: str) -> None:
+        """The prompt of a PENDING request was computed elsewhere: it may take pages now."""
+        self.scheduler.offer(rid)
+        self._measure()
+
+    def accept_first(self, request: Request, token: int, logprob: float) -> None:
+        """The KV of a RECEIVING request lies in its pages, with this first token from the same weights."""
+        self.scheduler.attach(request)
+        ended = self._accept(request, token, logprob)
+        self._measure(tokens=1)
+        self._ended([request] if ended else [])
+
+    def release(self, request: Request, finish: Finish) -> None:
+        """The KV of a HELD request was taken: it ends."""
+        self.scheduler.finish(request, finish)
+        self._ended([request])
 
     def _accept(self, request: Request, token: int, logprob: float) -> bool:
         """Takes one token over; returns whether the request ended."""
@@ -204,10 +229,15 @@ class EngineCore:
         if self.scheduler.accept(request, token, logprob, self.attested.version):
             return True
         watch = self._watches.get(request.rid)
-        if watch is not None and watch.push([token]):
+        stopped = watch is not None and watch.push([token])
+        if request.hold:
+            request.ends = stopped or token in request.end_ids
+            request.made_by = self.attested.root
+            self.scheduler.hold(request)
+            self._phase([request])
+        elif stopped:
             self.scheduler.finish(request, Finish.STOP)
-            return True
-        return False
+        return stopped and not request.hold
 
     def _ended(self, requests: list[Request]) -> None:
         if requests:
@@ -215,17 +245,32 @@ class EngineCore:
         for request in requests:
             self._watches.pop(request.rid, None)
             self._on_end(request)
+        self._phase(requests)
+
+    def _phase(self, requests: list[Request]) -> None:
+        for request in requests:
+            if request.bootstrap is not None:
+                self.on_phase(request)
 
     def _measure(self, chunks: tuple[Chunk, ...] = (), tokens: int = 0) -> None:
         scheduler = self.scheduler
         self.load = Load(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(scheduler.parked),
             used_pages=scheduler.limits.pages - scheduler.pages.available,
             steps=self.load.steps + bool(chunks),
             tokens=self.load.tokens + tokens,
             preempted=scheduler.preemptions,
+            prompt_rows=self.load.prompt_rows + sum(_prompt_rows(chunk) for chunk in chunks),
         )
+
+
+def _nobody(request: Request) -> None:
+    """Nobody serves split requests."""
+
+
+def _prompt_rows(chunk: Chunk) -> int:
+    return max(0, min(chunk.request.prompt_tokens, chunk.first + chunk.count) - chunk.first)
 
 
 def _draw(request: Request) -> Draw:

@@ -1,8 +1,8 @@
 """One engine process from start to end.
 
-Promises: the port is bound and `ready_file` written (atomically: {"url", "pid", "engine_id"}) only when the
-engine serves; SIGTERM and SIGINT end it within STOP_DEADLINE_S with status 0; unless detached it ends when
-its parent does, so that no engine outlives a run that was killed.
+Promises: the port is bound and `ready_file` written (atomically: {"url", "pid", "engine_id"}, and the bootstrap
+port of a prefill engine) only when the engine serves; SIGTERM and SIGINT end it within STOP_DEADLINE_S with
+status 0; unless detached it ends when its parent does, so that no engine outlives a run that was killed.
 
 PR_SET_PDEATHSIG follows the *thread* that started the process: spawn engines from a thread that stays.
 """
@@ -71,21 +71,25 @@ async def _serve(settings: EngineSettings, ready_file: Path | None) -> None:
     compute = ComputeThread(settings)
     await compute.start()
     log.info("engine %s: %s", settings.engine_id, path_taken())
+    server = Server(compute)
     # handler_cancellation: a client that goes away cancels its handler, which aborts its request
-    runner = web.AppRunner(
-        Server(compute).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
-    )
+    runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:
+        await server.pair.start()
         site = web.TCPSite(runner, settings.host, settings.port)
         await site.start()
         url = _url(settings.host, runner.addresses[0][1])
         log.info("engine %s serves %s at %s", settings.engine_id, compute.attested.version, url)
         if ready_file is not None:
-            _announce(ready_file, {"url": url, "pid": os.getpid(), "engine_id": settings.engine_id})
+            row: dict[str, object] = {"url": url, "pid": os.getpid(), "engine_id": settings.engine_id}
+            if server.pair.bootstrap_port is not None:
+                row["disaggregation_bootstrap_port"] = server.pair.bootstrap_port
+            _announce(ready_file, row)
         await stop.wait()
     finally:
         await runner.cleanup()
+        await server.pair.stop()
         await compute.stop(STOP_DEADLINE_S)
 
 

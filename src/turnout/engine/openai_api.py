@@ -14,14 +14,15 @@ from turnout.engine.events import send_events
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_replies import completion, completion_events
 from turnout.engine.openai_request import OpenAICall, parse_chat, parse_completion
+from turnout.engine.pd import Disaggregation
 from turnout.engine.requests import parse_object
 
 
 class OpenAIApi:
     """Handlers of one engine's OpenAI endpoints."""
 
-    def __init__(self, compute: ComputeThread) -> None:
-        self.compute, self.settings = compute, compute.settings
+    def __init__(self, compute: ComputeThread, pair: Disaggregation) -> None:
+        self.compute, self.settings, self.pair = compute, compute.settings, pair
         self._started = int(time.time())
 
     def routes(self) -> list[web.RouteDef]:
@@ -34,18 +35,23 @@ class OpenAIApi:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         row = parse_object(await request.read())
-        return await self._answer(
-            request, parse_completion(row, self.compute.model, self.settings.model_name)
-        )
+        asked = parse_completion(row, self.compute.model, self.settings.model_name)
+        return await self._answer(request, row, asked)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         row = parse_object(await request.read())
-        return await self._answer(request, parse_chat(row, self.compute.model, self.settings.model_name))
+        asked = parse_chat(row, self.compute.model, self.settings.model_name)
+        return await self._answer(request, row, asked)
 
-    async def _answer(self, request: web.Request, asked: OpenAICall) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, row: dict[str, Any], asked: OpenAICall
+    ) -> web.StreamResponse:
         requests = [prompt.request for prompt in asked.asked.prompts]
         stream = asked.asked.stream
-        async with self.compute.call(requests, self.settings.request_timeout_s, stream) as call:
+        async with (
+            self.pair.attend(row, requests),
+            self.compute.call(requests, self.settings.request_timeout_s, stream) as call,
+        ):
             if stream:
                 return await send_events(request, completion_events(call, asked, self.compute.model))
             await call.ended()

@@ -35,6 +35,8 @@ def reply_row(prompt: Prompt, model: LoadedModel) -> dict[str, Any]:
         cached_tokens=request.cached,
     ).to_json(request.rid)
     meta = row["meta_info"]
+    if request.moved is not None:
+        meta |= request.moved.to_json()
     matched = matched_stop(request, model)
     if matched is not None:
         meta["finish_reason"]["matched"] = matched

@@ -15,6 +15,7 @@ from turnout.core.machine import Table
 from turnout.core.types import Finish
 from turnout.core.version import VersionConstraint, VersionSpans
 from turnout.engine.radix import Node
+from turnout.protocol.pd import Bootstrap
 from turnout.protocol.sglang import SamplingParams
 
 
@@ -59,13 +60,33 @@ TABLE: Table[State, Event] = Table(
 )
 
 
+@dataclass(frozen=True)
+class KvMoved:
+    """How the KV of a split request's prompt went from one engine to the other: `path` "shm", "tcp" or "none"."""
+
+    bytes: int
+    path: str
+    prefill_engine: str
+    decode_engine: str
+
+    def to_json(self) -> dict[str, str | int]:
+        """Ours, in `meta_info`."""
+        return {
+            "pd_transfer_bytes": self.bytes,
+            "pd_transfer_path": self.path,
+            "pd_prefill_engine": self.prefill_engine,
+            "pd_decode_engine": self.decode_engine,
+        }
+
+
 @dataclass(eq=False)
 class Request:
     """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`, of which the
     first `depth` lie in the prefix cache on the path to `node` (engine.page_pool). `seed` and `end_ids` (token ids
     that end it) are resolved by whoever makes the request. Requests of different `namespace` share no cached pages;
-    `constraint` names the weights that may answer. `hold`: its first token leads to HELD. `remote`: the KV of its
-    prompt comes from another engine and is not there yet."""
+    `constraint` names the weights that may answer. `hold`: its first token leads to HELD, and `ends` says whether
+    that was its last. `remote`: the KV of its prompt comes from another engine and is not there yet. `bootstrap`
+    names the other half of a split request, `moved` what went between the two."""
 
     rid: str
     tokens: list[int]
@@ -90,7 +111,11 @@ class Request:
     cached: int = 0  # prompt tokens whose KV was in the cache
     preempted: bool = False
     hold: bool = False
+    ends: bool = False
+    made_by: str = ""  # root digest of the weights that made the token it is held at
     remote: bool = False
+    bootstrap: Bootstrap | None = None
+    moved: KvMoved | None = None
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)

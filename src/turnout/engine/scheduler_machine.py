@@ -49,6 +49,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by arrival; RECEIVING ones too
         self.parked: list[Request] = []  # PENDING and HELD ones
+        self.reserved: list[Request] = []  # RECEIVING since the last `plan`; whoever plans empties it
         self.paused = False
         self.preemptions = 0
         self._slots = list(range(limits.max_running - 1, -1, -1))
@@ -127,11 +128,14 @@ class Scheduler:
         self.pages.forget()
 
     def accept(self, request: Request, token: int, logprob: float, version: str) -> bool:
-        """Appends a sampled token; ends the request at an end id or at its length. Returns whether it ended."""
+        """Appends a sampled token; ends the request at an end id or at its length, unless it is to be held.
+        Returns whether it ended."""
         request.tokens.append(token)
         request.logprobs.append(logprob)
         count = request.runs.pop()[0] if request.runs and request.runs[-1][1] == version else 0
         request.runs.append((count + 1, version))
+        if request.hold:
+            return False
         if token in request.end_ids:
             self.finish(request, Finish.STOP)
         elif request.generated >= request.params.max_new_tokens:
@@ -175,6 +179,13 @@ class Scheduler:
     def abort_all(self, message: str) -> list[Request]:
         ended = [self.abort(rid, message) for rid in list(self._by_rid)]
         return [request for request in ended if request is not None]
+
+    def abort_held(self, message: str) -> list[Request]:
+        """Ends the HELD requests: their KV is of no use any more and can't be made again."""
+        held = [request for request in self.parked if request.state is State.HELD]
+        for request in held:
+            self.abort(request.rid, message)
+        return held
 
     def retract_all(self) -> int:
         """Preempts every running request (their KV goes, their tokens stay); returns how many."""
@@ -220,6 +231,7 @@ class Scheduler:
                 if missing > self.pages.available:
                     return
                 self.pages.extend(request, len(request.tokens))
+                self.reserved.append(request)
                 owed -= missing
             else:
                 self.pages.open(request)

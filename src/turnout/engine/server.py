@@ -20,6 +20,7 @@ from turnout.engine.events import send_events
 from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
+from turnout.engine.pd import Disaggregation
 from turnout.engine.replies import generate_events, reply_row
 from turnout.engine.request_machine import Request
 from turnout.engine.requests import parse_object
@@ -37,6 +38,7 @@ class Server:
 
     def __init__(self, compute: ComputeThread) -> None:
         self.compute, self.settings = compute, compute.settings
+        self.pair = Disaggregation(compute)
         self.control = Control(compute)
         self.started = time.time()
 
@@ -53,7 +55,7 @@ class Server:
                 web.get("/get_weight_version", self.label),
                 web.get("/weight_version", self.weight_version),
                 web.get("/v1/loads", self.loads),
-                *OpenAIApi(self.compute).routes(),
+                *OpenAIApi(self.compute, self.pair).routes(),
                 *self.control.routes(),
             ]
         )
@@ -80,9 +82,13 @@ class Server:
             return _error("the engine did not answer within its deadline", 503)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        asked = parse_generate(parse_object(await request.read()), self.compute.model)
+        row = parse_object(await request.read())
+        asked = parse_generate(row, self.compute.model)
         requests = [prompt.request for prompt in asked.prompts]
-        async with self.compute.call(requests, self.settings.request_timeout_s, asked.stream) as call:
+        async with (
+            self.pair.attend(row, requests),
+            self.compute.call(requests, self.settings.request_timeout_s, asked.stream) as call,
+        ):
             if asked.stream:
                 return await send_events(request, generate_events(call, asked, self.compute.model))
             await call.ended()
@@ -123,7 +129,7 @@ class Server:
                 "dp_size": 1,
                 "pp_size": 1,
                 "ep_size": 1,
-                "disaggregation_mode": "null",
+                **self.pair.info(),
                 "max_total_num_tokens": settings.pages * settings.page_tokens,
                 "max_running_requests": settings.max_running_requests,
                 "chunked_prefill_size": settings.max_step_tokens,
@@ -131,7 +137,12 @@ class Server:
                 "context_length": self.compute.model.shape.context_length,
                 "started_at": self.started,
                 "internal_states": [
-                    {"steps": load.steps, "generated_tokens": load.tokens, "preempted": load.preempted}
+                    {
+                        "steps": load.steps,
+                        "generated_tokens": load.tokens,
+                        "preempted": load.preempted,
+                        "prompt_rows": load.prompt_rows,
+                    }
                 ],
             }
         )

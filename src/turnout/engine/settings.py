@@ -13,6 +13,7 @@ from turnout.core.errors import ConfigError, Fault
 
 RUNNERS = ("auto", "fused", "module")
 KERNEL_PAGE_TOKENS = 16  # the layout of native/attention.c
+DISAGGREGATION_MODES = ("null", "prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,12 @@ class EngineSettings:
     """`max_total_tokens` is the size of the KV cache in tokens; `max_step_tokens` bounds the rows of one step
     (prefill is cut into chunks that fit); `max_waiting` bounds the queue, beyond it a request gets 429.
     `row_block` is the row count that every matrix product runs with, which makes a row's bits independent of
-    the batch. `runner`: `fused` is the
-    C path for Llama-like models in bf16, `module` that of transformers, `auto` the first where it can.
+    the batch. `runner`: `fused` is the C path for Llama-like models in bf16, `module` that of transformers, `auto`
+    the first where it can.
     `context_length` None takes the model's. `allowed_roots`: folders that updates may read from;
-    empty means any folder, on a loopback host only. Port 0 lets the system choose."""
+    empty means any folder, on a loopback host only. Port 0 lets the system choose.
+    `disaggregation_mode` makes this one half of a PD pair (docs/guides/pd.md): `disaggregation_timeout_s` bounds
+    each wait for the other half; `disaggregation_transfer` auto takes shared memory where both are on one host."""
 
     model_path: Path
     engine_id: str = "engine-0"
@@ -44,6 +47,10 @@ class EngineSettings:
     weight_version: str = "default"
     served_model_name: str | None = None
     request_timeout_s: float = 600.0
+    disaggregation_mode: str = "null"
+    disaggregation_bootstrap_port: int = 0
+    disaggregation_timeout_s: float = 120.0
+    disaggregation_transfer: str = "auto"
 
     def __post_init__(self) -> None:
         faults = [fault for fault in self._faults() if fault is not None]
@@ -73,6 +80,22 @@ class EngineSettings:
             wrong(self.row_block < 8, "row_block", "must be at least 8"),
             wrong(not 0 <= self.port < 65536, "port", "must be from 0 to 65535"),
             wrong(self.request_timeout_s <= 0, "request_timeout_s", "must be above 0"),
+            wrong(
+                self.disaggregation_mode not in DISAGGREGATION_MODES,
+                "disaggregation_mode",
+                f"must be one of {', '.join(DISAGGREGATION_MODES)}",
+            ),
+            wrong(
+                not 0 <= self.disaggregation_bootstrap_port < 65536,
+                "disaggregation_bootstrap_port",
+                "must be from 0 to 65535",
+            ),
+            wrong(self.disaggregation_timeout_s <= 0, "disaggregation_timeout_s", "must be above 0"),
+            wrong(
+                self.disaggregation_transfer not in ("auto", "tcp"),
+                "disaggregation_transfer",
+                "must be auto or tcp",
+            ),
             wrong(
                 self.context_length is not None and self.context_length < 1,
                 "context_length",
