@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
+from turnout.config.check_sglang import SGLANG_CHECKS
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
@@ -48,13 +49,6 @@ def check_all(known: Known, where: dict[str, str]) -> list[Fault]:
         except NotKnown:
             continue
     return faults
-
-
-def engine_program(c: RunConfig) -> Iterator[Fault]:
-    if c.engine != "embedded":
-        yield Fault(
-            "--engine", c.engine, "not yet done: SGLang as the rollout engine", "use --engine embedded"
-        )
 
 
 def schedule_done(c: RunConfig) -> Iterator[Fault]:
@@ -276,7 +270,7 @@ def _near_divisors(total: int, wanted: int) -> str:
 
 
 CHECKS: tuple[Check, ...] = (
-    engine_program,
+    *SGLANG_CHECKS,
     schedule_done,
     update_mode,
     update_transport,

@@ -27,7 +27,10 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "mask_offpolicy_in_partial_rollout": ("a part of partial rollouts", "leave it out"),
     "over_sampling_batch_size": ("sampling more groups than are trained", "use --dynamic-sampling"),
     "sglang_config": ("groups of engines from a file", "use --rollout-num-engines with the embedded engine"),
-    "sglang_*": ("an option of an SGLang engine", "use --engine embedded and the --engine-* options"),
+    "sglang_*": (
+        "an option of SGLang under a flag of its own",
+        """give it by --sglang-args '{"NAME": VALUE}'""",
+    ),
     "router_*": ("an option of a request router", "leave it out: requests go to the engines directly"),
     "use_slime_router": ("a request router", "leave it out: requests go to the engines directly"),
     "prefill_num_servers": ("engines for prefill alone", "leave it out: every engine does both"),

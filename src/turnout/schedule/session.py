@@ -44,10 +44,12 @@ from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.schedule import SCHEDULES
 from turnout.serving.launcher import Engine, HealthProbe, launch
+from turnout.serving.sglang_launcher import launch_sglang
 from turnout.train.backend import TrainBackend
 from turnout.transfer.disk import DiskUpdater
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
+from turnout.weights.stock_checksums import stock_checksums
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import narrowed
 
@@ -171,8 +173,7 @@ class Session:
             store = WeightStore(
                 self.paths.weights, self._files, inputs.model, config.update_weight_buffer_size
             )
-            keep_all = config.update_weight_disk_keep_files
-            updater = DiskUpdater(store, clients, events, self._clock, keep_all)
+            updater = DiskUpdater(store, clients, events, self._clock, wiring.update_options(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             gate = LagGate(SCHEDULES[config.schedule].max_lag)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
@@ -221,7 +222,8 @@ class Session:
         root = await trainer.call("the base weights to be digested", lambda t: base_root(t, inputs.model))
         store.open(self._run_id, INCARNATION, root)
         base = WeightVersion(INCARNATION, 0, root)
-        await updater.adopt(base, ATTEST_DEADLINE_S)
+        expected = await self._expected(trainer, updater)
+        await updater.adopt(base, ATTEST_DEADLINE_S, expected)
         parts.gate.committed(base, 0)
         reporter, evals = parts.reporter, parts.evaluations
         assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
@@ -233,18 +235,31 @@ class Session:
             self.outcome.seconds_training = self._clock.now() - started - evals.seconds
             self.outcome.versions_committed = updater.versions_committed
 
+    @staticmethod
+    async def _expected(trainer: TrainerThread, updater: DiskUpdater) -> dict[str, str] | None:
+        """What stock engines must report of the base weights; None where there are none."""
+        stock = updater.stock
+        if stock is None:
+            return None
+        what = "the base weights to be digested as SGLang does"
+        return await trainer.call(what, lambda t: stock_checksums(t.export(), stock))
+
     async def _start(self, inputs: RunInputs, trainer: TrainerThread, events: EventLog) -> None:
         """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""
         config = self.config
         self.paths.weights.mkdir(parents=True, exist_ok=True)
 
         async def engine(index: int) -> None:
-            folders = (self.paths.engines, self.paths.weights)
-            spec = wiring.engine_launch(config, index, inputs.model, folders)
-            started = await launch(spec, self._clock)
+            if config.engine == "sglang":
+                stock = wiring.sglang_launch(config, index, inputs.model, self.paths.engines)
+                started: Engine = await launch_sglang(stock, self._clock)
+            else:
+                folders = (self.paths.engines, self.paths.weights)
+                spec = wiring.engine_launch(config, index, inputs.model, folders)
+                started = await launch(spec, self._clock)
             self._engines.append(started)
             url, pid = started.client.address.url, started.process.pid
-            events.emit(EngineReady(spec.engine_id, url, pid, started.client.version))
+            events.emit(EngineReady(started.engine_id, url, pid, started.client.version))
 
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
         jobs = [trainer.start(settings), *(engine(index) for index in range(config.rollout_num_engines))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
@@ -12,7 +13,10 @@ from turnout.rollout.collect import CollectLimits
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.worker import SamplingPlan
 from turnout.serving.launcher import EngineLaunch
+from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OptimizerSettings, TrainerSettings
+from turnout.transfer.disk import UpdateOptions
+from turnout.weights.stock_checksums import StockEngine
 
 ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 
@@ -46,6 +50,34 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
         token=token,
         environment={ENGINE_TOKEN_VARIABLE: token} if token else {},
     )
+
+
+def sglang_launch(config: RunConfig, index: int, model: Path, logs: Path) -> SglangLaunch:
+    """One SGLang server. On GPUs each has its own; on a CPU its cache has the size of an embedded engine's."""
+    arguments: dict[str, object] = {"context-length": config.rollout_max_context_len}
+    if config.sglang_device == "cpu":
+        arguments["max-total-tokens"] = config.engine_max_total_tokens
+        arguments["max-running-requests"] = config.engine_max_running_requests
+    else:
+        arguments["base-gpu-id"] = index
+    given = {name.replace("_", "-"): value for name, value in config.sglang_args.items()}
+    return SglangLaunch(
+        engine_id=f"engine-{index}",
+        python=Path(config.sglang_python if config.sglang_python is not None else sys.executable),
+        model=model.resolve(),
+        dtype=config.dtype,
+        folder=logs,
+        start_deadline_s=config.engine_start_timeout_s,
+        device=config.sglang_device,
+        threads=config.engine_thread_count(cpu_count()),
+        arguments={**arguments, **given},
+        key=_token(config),
+    )
+
+
+def update_options(config: RunConfig) -> UpdateOptions:
+    stock = StockEngine(config.dtype, config.sglang_device) if config.engine == "sglang" else None
+    return UpdateOptions(config.update_weight_disk_keep_files, stock)
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

@@ -10,7 +10,8 @@ that the engine attested. Nothing is retried here: who calls knows what a retry 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -26,11 +27,13 @@ CONTROL_DEADLINE_S = 30.0
 
 @dataclass(frozen=True)
 class Attestation:
-    """What an engine says it has loaded. `root` is empty where the engine has no digest to offer."""
+    """What an engine says it has loaded. `root` is empty where the engine has no digest to offer; `checksums` is
+    what a stock SGLang reports instead, by its own names of the parameters."""
 
     label: str
     root: str
     level: str
+    checksums: Mapping[str, str] = field(default_factory=dict)
 
 
 class EngineClient:

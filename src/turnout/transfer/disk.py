@@ -9,13 +9,17 @@ committed versions, which all live engines have passed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
 from turnout.core.events import VersionAborted, VersionAttested, VersionCommitted, VersionPublished
 from turnout.core.ports import Clock, EventSink
 from turnout.core.version import WeightVersion
-from turnout.serving.client import Attestation, EngineClient
+from turnout.serving.client import EngineClient
+from turnout.transfer.attest import proved
+from turnout.weights.checkpoint_io import read_checkpoint
+from turnout.weights.stock_checksums import StockEngine, stock_checksums
 from turnout.weights.store import Published as OnDisk
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import HostTensor
@@ -36,8 +40,15 @@ from turnout.weights.update_machine import (
 )
 
 Export = Callable[[], Iterable[HostTensor]]
-TRUSTED_LEVELS = ("memory", "checksum")
 VERSIONS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """`keep_all` switches retention off; `stock` says what kind of stock engines there are, None: none."""
+
+    keep_all: bool = False
+    stock: StockEngine | None = None
 
 
 class DiskUpdater:
@@ -49,22 +60,25 @@ class DiskUpdater:
         engines: Sequence[EngineClient],
         events: EventSink,
         clock: Clock,
-        keep_all: bool = False,
+        options: UpdateOptions | None = None,
     ) -> None:
+        options = options if options is not None else UpdateOptions()
         self.store, self.events, self.clock = store, events, clock
         self.engines = {engine.engine_id: engine for engine in engines}
         self.current: WeightVersion | None = None
         self.fenced: set[str] = set()
         self.versions_committed = 0
-        self._keep_all = keep_all
+        self.stock, self._keep_all = options.stock, options.keep_all
         self._kept: list[int] = []
 
-    async def adopt(self, base: WeightVersion, deadline_s: float) -> None:
+    async def adopt(
+        self, base: WeightVersion, deadline_s: float, expected: Mapping[str, str] | None = None
+    ) -> None:
         """Makes the weights that every engine loaded at its start the current version, after each has
-        attested that they are the trainer's own; raises WeightError that names the engine otherwise."""
+        attested that they are the trainer's own; raises WeightError that names the engine otherwise.
+        `expected` are the checksums of the trainer's weights where there are stock engines."""
         for engine in self.engines.values():
-            found = await engine.attest(deadline_s)
-            check_level(engine.engine_id, found)
+            found = proved(engine.engine_id, await engine.attest(deadline_s), base.root, expected)
             if found.root != base.root:
                 raise WeightError(
                     f"engine {engine.engine_id} loaded weights {found.root}, the trainer holds {base.root}: "
@@ -100,6 +114,7 @@ class Update:
         self._state = UpdateState()
         self._disk: OnDisk | None = None
         self._asked: list[str] = []
+        self._expected: dict[str, str] | None = None
 
     async def publish(self) -> OnDisk:
         """Writes the version durably. Nothing has changed for any engine when this returns."""
@@ -139,6 +154,9 @@ class Update:
         try:
             work = asyncio.to_thread(self._owner.store.publish, self._export(), self._train_step)
             self._disk = await self._clock.within(self._left(), "the weights to be written", work)
+            if self._owner.stock is not None:
+                work = asyncio.to_thread(_expected, self._disk, self._owner.stock)
+                self._expected = await self._clock.within(self._left(), "the weights to be digested", work)
         except (WeightError, DeadlineExceeded) as fault:
             return Failed(None, str(fault))
         version = self._disk.version
@@ -164,7 +182,7 @@ class Update:
             if running:
                 raise WeightError(f"engine {name} has {running} requests in flight; the update needs it idle")
             found = await engine.update_from_disk(folder, label, self._left())
-            check_level(name, found)
+            found = proved(name, found, self._disk.version.root, self._expected)
         except (EngineError, WeightError) as fault:
             return Failed(name, str(fault))
         engine.version = found.label
@@ -175,9 +193,5 @@ class Update:
         return max(0.001, self._end - self._clock.now())
 
 
-def check_level(engine: str, found: Attestation) -> None:
-    """Raises WeightError where an engine can only name its weights, not prove them."""
-    if found.level not in TRUSTED_LEVELS:
-        raise WeightError(
-            f"engine {engine} can only name its weights (level {found.level!r}), not prove them"
-        )
+def _expected(disk: OnDisk, stock: StockEngine) -> dict[str, str]:
+    return stock_checksums(read_checkpoint(disk.folder), stock)

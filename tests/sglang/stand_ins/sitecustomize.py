@@ -1,11 +1,9 @@
-"""Two things that a PyTorch without CUDA lacks and SGLang expects, put in place as they are first asked for.
+"""What a PyTorch without CUDA lacks and SGLang's imports expect, put in place as it is first asked for.
 
-Python imports this module at its start where its folder is on PYTHONPATH. It costs nothing until torch or
-torchvision is imported.
-
-- torchvision's compiled part doesn't load beside a CPU build of PyTorch; its Python part only needs the schema of
-  `torchvision::nms` to exist. SGLang imports torchvision but calls nothing of it for text models.
-- SGLang pins host memory with `torch.cuda.cudart().cudaHostRegister`; without a GPU there is nothing to pin.
+Python imports this module at its start where it lies in site-packages or on PYTHONPATH; that costs nothing until
+torchvision is imported. PyPI's torchvision has a compiled part that doesn't load beside a CPU build of PyTorch; its
+Python part only needs the schemas of two operators to exist. SGLang imports torchvision, but for text models it
+calls nothing of it.
 """
 
 from __future__ import annotations
@@ -17,38 +15,18 @@ from typing import Any
 _kept: list[Any] = []  # a library's schemas live as long as it does
 
 
-def _before_torchvision() -> None:
-    import torch
+class BeforeTorchvision(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        """Finds nothing itself: defines the schemas, then the real finders go on."""
+        if fullname != "torchvision.extension":
+            return
+        import torch
 
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept.append(library)
-
-
-class _Cudart:
-    cudaHostRegisterPortable = 1
-
-    @staticmethod
-    def cudaHostRegister(*_: object) -> int:
-        return 0
-
-    @staticmethod
-    def cudaHostUnregister(*_: object) -> int:
-        return 0
+        sys.meta_path.remove(self)
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _kept.append(library)
 
 
-def _after_torch_cuda(module: Any) -> None:
-    if not module.is_available():
-        module.cudart = _Cudart
-
-
-class _Hooks(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name == "torchvision":
-            sys.meta_path.remove(self)
-            _before_torchvision()
-        return None
-
-
-sys.meta_path.insert(0, _Hooks())
+sys.meta_path.insert(0, BeforeTorchvision())

@@ -8,10 +8,24 @@ from tests.unit.config.conftest import faults_of, only
 from turnout.config import checks, load
 from turnout.config.checks import CHECKS
 
+STOCK = ["--engine", "sglang"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
 REFUSED = [
-    (["--engine", "sglang"], "--engine", "not yet done"),
+    (["--sglang-device", "cpu"], "--sglang-device", "give --engine sglang"),
+    (["--sglang-python", "p"], "--sglang-python", "give --engine sglang"),
+    (["--sglang-args", '{"a": 1}'], "--sglang-args", "give --engine sglang"),
+    ([*STOCK, "--engine-row-block", "32"], "--engine-row-block", "SGLang chooses"),
+    ([*STOCK, "--engine-max-total-tokens", "9999"], "--engine-max-total-tokens", "SGLang chooses"),
+    ([*STOCK, "--sglang-args", '{"dtype": "float32"}'], "--sglang-args", "give --dtype"),
+    ([*STOCK, "--sglang-args", '{"api_key": "x"}'], "--sglang-args", "give --admin-token-env"),
+    ([*STOCK, "--sglang-args", '{"--mem-fraction-static": 0.5}'], "--sglang-args", "without dashes"),
+    ([*STOCK, "--sglang-args", '{"tp-size": 2}'], "--sglang-args", "several ranks"),
+    (
+        [*STOCK, "--deterministic", "--engine-threads", "1", "--trainer-threads", "1"],
+        "--deterministic",
+        "more than the seed",
+    ),
     (["--schedule", "pipelined"], "--schedule", "not yet done: the pipelined schedule"),
     (["--schedule", "async"], "--schedule", "not yet done: the async schedule"),
     (["--update-weight-mode", "delta"], "--update-weight-mode", "not yet done"),
@@ -106,6 +120,9 @@ ACCEPTED = [
     ["--use-kl-loss", "--kl-loss-coef", "0.1", "--ref-load", "model"],
     ["--lr-decay-style", "linear", "--lr-warmup-iters", "9", "--min-lr-ratio", "0.1"],
     ["--deterministic", "--engine-threads", "1", "--trainer-threads", "1"],
+    STOCK,
+    [*STOCK, "--sglang-device", "cpu", "--engine-max-total-tokens", "9999", "--sglang-python", "p"],
+    [*STOCK, "--sglang-args", '{"mem-fraction-static": 0.8, "enable_metrics": true, "tp-size": 1}'],
     ["--save", "ck", "--save-interval", "2", "--save-hf", "hf", "--run-dir", "out"],
     ["--hf-checkpoint", "org/model-name"],
     ["--hf-checkpoint", "smollm2-135m"],

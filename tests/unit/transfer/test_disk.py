@@ -16,7 +16,7 @@ from turnout.core.errors import DeadlineExceeded, WeightError
 from turnout.core.events import VersionAborted, VersionAttested, VersionCommitted, VersionPublished
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
-from turnout.transfer.disk import DiskUpdater
+from turnout.transfer.disk import DiskUpdater, UpdateOptions
 from turnout.weights.digest import root_of
 from turnout.weights.manifest import verify
 from turnout.weights.store import WeightStore
@@ -38,7 +38,7 @@ class Deployment:
         for engine in engines:
             engine.root = BASE.root
         self.clients = [engine.client(clock) for engine in engines]
-        self.updater = DiskUpdater(self.store, self.clients, self.log, clock, keep_all)
+        self.updater = DiskUpdater(self.store, self.clients, self.log, clock, UpdateOptions(keep_all))
 
     async def adopt(self) -> None:
         await self.updater.adopt(BASE, 20.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from turnout.config.option import Options, option
+from turnout.config.option import PATH, Options, option
 
 
 class EngineOptions(Options):
@@ -42,6 +42,20 @@ class EngineOptions(Options):
     )
     rollout_health_check_interval: float = option(1.0, "Time between health probes.", unit="seconds", gt=0)
     rollout_health_check_timeout: float = option(5.0, "Deadline of one health probe.", unit="seconds", gt=0)
+    sglang_python: str | None = option(
+        None,
+        "Python of an environment that has SGLang; --engine sglang runs `sglang.launch_server` with it.",
+        unset="the Python that runs turnout",
+        pattern=PATH,
+    )
+    sglang_device: Literal["cuda", "cpu"] = option(
+        "cuda", "What SGLang computes on. `cpu` takes its paths in plain PyTorch: slow, for tests."
+    )
+    sglang_args: dict[str, Any] = option(
+        {},
+        "Further options of `sglang.launch_server`, by name without dashes; true is a switch: "
+        '`{"mem-fraction-static": 0.8, "tp-size": 2}`.',
+    )
     admin_token_env: str | None = option(
         None,
         "Name of the environment variable that holds the token for control calls. The token itself is never an "

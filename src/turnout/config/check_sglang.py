@@ -1,0 +1,79 @@
+"""What must hold between the options of a stock SGLang engine and the others. Rules as in turnout.config.checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from turnout.config.run_config import RunConfig, specs
+from turnout.core.errors import Fault
+
+# Options of SGLang that follow from ours, and what to give instead.
+GIVEN_ELSEWHERE = {
+    "model-path": "--hf-checkpoint",
+    "model": "--hf-checkpoint",
+    "dtype": "--dtype",
+    "device": "--sglang-device",
+    "context-length": "--rollout-max-context-len",
+    "api-key": "--admin-token-env",
+    "admin-api-key": "--admin-token-env",
+    "host": "nothing: engines listen on loopback",
+    "port": "nothing: a free port is chosen",
+    "config": "its options one by one",
+}
+
+
+def only_with_sglang(c: RunConfig) -> Iterator[Fault]:
+    if c.engine == "sglang":
+        return
+    for name, value in (
+        ("sglang_python", c.sglang_python),
+        ("sglang_device", c.sglang_device),
+        ("sglang_args", c.sglang_args),
+    ):
+        if value != specs()[name].default:
+            reason = "the embedded engine has no use for it"
+            yield Fault(specs()[name].flag, str(value), reason, "give --engine sglang")
+
+
+def only_with_embedded(c: RunConfig) -> Iterator[Fault]:
+    """SGLang forms its steps itself; on a GPU it also sizes its cache from the memory that it finds."""
+    if c.engine != "sglang":
+        return
+    options = [("engine_step_tokens", c.engine_step_tokens), ("engine_row_block", c.engine_row_block)]
+    if c.sglang_device == "cuda":
+        options.append(("engine_max_total_tokens", c.engine_max_total_tokens))
+        options.append(("engine_max_running_requests", c.engine_max_running_requests))
+    for name, value in options:
+        if value != specs()[name].default:
+            reason = "an option of the embedded engine; SGLang chooses for itself"
+            yield Fault(specs()[name].flag, str(value), reason, "leave it out, or give --sglang-args")
+
+
+def arguments_are_free(c: RunConfig) -> Iterator[Fault]:
+    for name, value in c.sglang_args.items():
+        plain = name.lstrip("-").replace("_", "-")
+        if plain in GIVEN_ELSEWHERE:
+            reason = f"{name} follows from another option"
+            yield Fault("--sglang-args", str(value), reason, f"give {GIVEN_ELSEWHERE[plain]}")
+        elif name.startswith("-"):
+            yield Fault("--sglang-args", name, "is written without dashes", f"write {name.lstrip('-')}")
+
+
+def one_rank(c: RunConfig) -> Iterator[Fault]:
+    """The checksums of several ranks are of shards, which can't be compared with whole tensors."""
+    for name in ("tp-size", "tp", "tensor-parallel-size", "pp-size", "dp-size", "quantization"):
+        value = c.sglang_args.get(name, c.sglang_args.get(name.replace("-", "_")))
+        if value not in (None, 1):
+            reason = "not yet done: to prove what an engine of several ranks, or with quantised weights, has loaded"
+            yield Fault("--sglang-args", f"{name}={value}", reason, "leave it out; use --rollout-num-engines")
+
+
+def seeds_count(c: RunConfig) -> Iterator[Fault]:
+    """SGLang heeds the seed of a request with enable-deterministic-inference only, which no CPU has."""
+    if c.engine == "sglang" and c.deterministic:
+        yield Fault(
+            "--deterministic", "", "SGLang's tokens depend on more than the seed", "use --engine embedded"
+        )
+
+
+SGLANG_CHECKS = (only_with_sglang, only_with_embedded, arguments_are_free, one_rank, seeds_count)
