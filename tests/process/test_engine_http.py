@@ -302,3 +302,49 @@ def test_a_control_body_over_its_limit_is_refused(server):
     body = b'{"rid": "' + b"x" * (1 << 20) + b'"}'
     assert server.call("/abort_request", body)[0] == 413
     assert server.call("/abort_request", {"rid": "x" * 1000}) == (200, {"aborted": 0})
+
+
+def test_load_reports_under_every_name(calm):
+    parts(calm.generate(list(range(3, 40)), 5))
+    parts(calm.generate(list(range(3, 40)), 5))
+    for query in ("", "?include=core", "?include=core,queues", "?include=all&dp_rank=0"):
+        status, row = calm.call(f"/v1/loads{query}")
+        load = row["loads"][0]
+        assert status == 200 and load["num_total_reqs"] == 0 and load["max_total_num_tokens"] == 16384
+        for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "num_total_tokens", "token_usage",
+                     "gen_throughput", "cache_hit_rate", "utilization", "timestamp"):  # fmt: skip
+            assert isinstance(load[name], int | float), name
+        assert ("queues" in load) == (query != "?include=core")
+    for query in ("?include=nonsense", "?dp_rank=1"):
+        assert calm.call(f"/v1/loads{query}")[0] == 400
+    old = calm.call("/get_load")[1]
+    assert old[0]["num_reqs"] == 0 == load_total(old)
+    assert calm.call("/ready")[0] == calm.call("/ping")[0] == 200
+
+
+def test_metrics_count_what_was_done(calm):
+    def samples() -> dict[str, float]:
+        status, text = calm.call("/metrics")
+        assert status == 200
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        return {name.split("{")[0] if "_bucket" not in name else name: float(v) for name, v in lines}
+
+    before = samples()
+    parts(calm.generate(PROMPT, 7))
+    after = samples()
+
+    def grew(name: str) -> float:
+        return after[name] - before[name]
+
+    assert grew("sglang:generation_tokens_total") == 7 and grew("sglang:prompt_tokens_total") == 4
+    assert grew("sglang:num_requests_total") == 1 and grew("sglang:num_aborted_requests_total") == 0
+    assert grew("sglang:time_to_first_token_seconds_count") == 1
+    assert grew("sglang:inter_token_latency_seconds_count") == 6
+    assert grew("sglang:e2e_request_latency_seconds_count") == 1
+    assert after["sglang:num_running_reqs"] == after["sglang:num_queue_reqs"] == 0
+    assert after["turnout:weight_version_info"] == 1 and grew("turnout:steps_total") == 7
+    calm.call("/pause_generation", {"mode": "in_place"})
+    time.sleep(0.05)
+    assert samples()["turnout:paused"] == 1
+    calm.call("/continue_generation", {})
+    assert samples()["turnout:pause_seconds_total"] >= before["turnout:pause_seconds_total"] + 0.05

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet
 from turnout.core.types import Finish
+from turnout.engine.metrics import EngineMetrics
 from turnout.engine.model import LoadedModel
 from turnout.engine.request_machine import Chunk, Request
 from turnout.engine.runner import Runner
@@ -84,6 +85,7 @@ class EngineCore:
         )
         self.fenced: str | None = None
         self.load = Load()
+        self.metrics = EngineMetrics()
         self._on_end = on_end
         self.on_phase: Callable[[Request], None] = _nobody
         self._watches: dict[str, StopWatch] = {}
@@ -109,6 +111,7 @@ class EngineCore:
             self._on_end(request)
             return
         self.scheduler.submit(request)
+        self.metrics.submitted(request)
         if request.params.stop:
             self._watches[request.rid] = StopWatch(
                 self.model.tokenizer, request.params.stop, request.params.skip_special_tokens
@@ -131,6 +134,7 @@ class EngineCore:
         """Stops planning steps. abort ends all requests, retract drops the KV of running ones, in_place keeps
         all. Requests that come during a pause wait. Returns how many requests are held or were ended."""
         self.scheduler.paused = True
+        self.metrics.paused()
         if mode == "abort":
             return self.abort_all("paused with mode abort")
         if mode == "retract":
@@ -140,6 +144,7 @@ class EngineCore:
 
     def resume(self) -> None:
         self.scheduler.paused = False
+        self.metrics.resumed()
 
     def idle(self) -> bool:
         scheduler = self.scheduler
@@ -159,6 +164,7 @@ class EngineCore:
     def activate(self, activation: Activation) -> tuple[Attested, int]:
         """Puts staged weights into place. Returns what is attested and how many requests it met; raises
         WeightError, with nothing changed, where another update came between."""
+        began = time.monotonic()
         root = self.weights.activate(activation.staged)  # first: it may refuse
         met = len(self.scheduler.running) + len(self.scheduler.waiting)
         if activation.abort_all:
@@ -170,6 +176,7 @@ class EngineCore:
         self.fenced = None
         self.attested = Attested(activation.label, root, time.time())
         self._end_unmet()
+        self.metrics.updated(time.monotonic() - began)
         return self.attested, met
 
     def step(self) -> bool:
@@ -188,6 +195,7 @@ class EngineCore:
             for request, token, logprob in zip(sampling, sampled.tokens, sampled.logprobs)
             if self._accept(request, token, logprob)
         ]
+        self.metrics.stepped(sampling)
         self._measure(chunks, len(sampling))
         self._ended(ended)
         return True
@@ -213,6 +221,7 @@ class EngineCore:
         """The KV of a RECEIVING request lies in its pages, with this first token from the same weights."""
         self.scheduler.attach(request)
         ended = self._accept(request, token, logprob)
+        self.metrics.stepped([request])
         self._measure(tokens=1)
         self._ended([request] if ended else [])
 
@@ -244,6 +253,7 @@ class EngineCore:
             self._measure()  # first: who hears of an end may ask for the load next
         for request in requests:
             self._watches.pop(request.rid, None)
+            self.metrics.ended(request)
             self._on_end(request)
         self._phase(requests)
 

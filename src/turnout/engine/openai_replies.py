@@ -19,7 +19,7 @@ from turnout.engine.generate_request import Prompt
 from turnout.engine.model import LoadedModel
 from turnout.engine.openai_request import OpenAICall
 from turnout.engine.replies import Progress, matched_stop, version_rows
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.text import HALF, response_text
 
 

@@ -22,6 +22,7 @@ from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
 from turnout.engine.pd import Disaggregation
 from turnout.engine.replies import generate_events, reply_row
+from turnout.engine.reports import Reports
 from turnout.engine.request_machine import Request
 from turnout.engine.requests import parse_object
 from turnout.native.loader import path_taken
@@ -54,7 +55,9 @@ class Server:
                 *[web.get(f"/get_{path[1:]}", handler) for path, handler in info],
                 web.get("/get_weight_version", self.label),
                 web.get("/weight_version", self.weight_version),
-                web.get("/v1/loads", self.loads),
+                web.get("/ready", self.health),
+                web.get("/ping", self.health),
+                *Reports(self.compute).routes(),
                 *OpenAIApi(self.compute, self.pair).routes(),
                 *self.control.routes(),
             ]
@@ -139,6 +142,9 @@ class Server:
                 "internal_states": [
                     {
                         "steps": load.steps,
+                        "used_pages": load.used_pages,
+                        "running": load.running,
+                        "waiting": load.waiting,
                         "generated_tokens": load.tokens,
                         "preempted": load.preempted,
                         "prompt_rows": load.prompt_rows,
@@ -166,25 +172,6 @@ class Server:
                 "level": attested.level,
                 "verified": attested.verified,
                 "at": attested.at,
-            }
-        )
-
-    async def loads(self, _request: web.Request) -> web.Response:
-        load, settings = self.compute.load, self.settings
-        return web.json_response(
-            {
-                "loads": [
-                    {
-                        "dp_rank": 0,
-                        "num_running_reqs": load.running,
-                        "num_waiting_reqs": load.waiting,
-                        "num_total_reqs": load.running + load.waiting,
-                        "num_used_tokens": load.used_pages * settings.page_tokens,
-                        "max_total_num_tokens": settings.pages * settings.page_tokens,
-                        "token_usage": load.used_pages / settings.pages,
-                        "max_running_requests": settings.max_running_requests,
-                    }
-                ]
             }
         )
 
