@@ -50,7 +50,12 @@ static void take_float(const product_t *p, const float *sums, int64_t first, int
     int64_t at = block * TILE, n = p->real_columns - at < columns ? p->real_columns - at : columns;
     for (int64_t r = 0; r < count; r++) {
         float *to = (float *)p->out + (first + r) * p->out_stride + at;
-        for (int64_t c = 0; c < n; c++) to[c] = sums[r * 32 + c] + (p->bias ? bf16_to_float(p->bias[at + c]) : 0.0f);
+        int64_t c = 0;
+        for (; c + 16 <= n; c += 16) {
+            v16 sum = *(const v16u *)(sums + r * 32 + c);
+            *(v16u *)(to + c) = p->bias ? sum + load16(p->bias, at + c, 1) : sum;
+        }
+        for (; c < n; c++) to[c] = sums[r * 32 + c] + (p->bias ? bf16_to_float(p->bias[at + c]) : 0.0f);
     }
 }
 
@@ -58,12 +63,9 @@ static void take_residual(const product_t *p, const float *sums, int64_t first, 
     int64_t at = block * TILE, n = p->real_columns - at < columns ? p->real_columns - at : columns;
     for (int64_t r = 0; r < count; r++) {
         float *to = (float *)p->out + (first + r) * p->out_stride + at;
-        if (n == 32) {
-            *(v16u *)to += *(const v16u *)(sums + r * 32);
-            *(v16u *)(to + 16) += *(const v16u *)(sums + r * 32 + 16);
-        } else {
-            for (int64_t c = 0; c < n; c++) to[c] += sums[r * 32 + c];
-        }
+        int64_t c = 0;
+        for (; c + 16 <= n; c += 16) *(v16u *)(to + c) += *(const v16u *)(sums + r * 32 + c);
+        for (; c < n; c++) to[c] += sums[r * 32 + c];
     }
 }
 
