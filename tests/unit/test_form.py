@@ -24,6 +24,10 @@ BROAD_ALLOWED = {
         "engine/loop.py",
         "_main",
     ): "doesn't go on: ends the process, which must not live without its compute thread",
+    (
+        "engine/parallel_worker.py",
+        "guarded",
+    ): "ends the process: a rank must not go on without a thread of its own",
 }
 
 

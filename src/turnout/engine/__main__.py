@@ -11,6 +11,10 @@ from pathlib import Path
 from turnout.core.errors import ConfigError
 from turnout.engine.settings import EngineSettings
 
+SHORT = {  # SGLang's other names
+    "tp_size": ("--tp", "--tensor-parallel-size"),
+    "ep_size": ("--ep", "--expert-parallel-size"),
+}
 ADMIN_TOKEN_ENV = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 
 # libgomp's threads spin for milliseconds at each barrier by default. Where something else wants their core,
@@ -39,6 +43,8 @@ def parser() -> argparse.ArgumentParser:
         default = None if required else declared.default
         build.add_argument(
             f"--{name.replace('_', '-')}",
+            *SHORT.get(name, ()),
+            dest=name,
             type=kind,
             default=default,
             required=required,

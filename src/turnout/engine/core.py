@@ -8,6 +8,7 @@ good update); what was refused changed nothing.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet
 from turnout.core.types import Finish
 from turnout.engine.metrics import EngineMetrics
-from turnout.engine.model import LoadedModel
+from turnout.engine.model import LoadedModel, load_model
+from turnout.engine.parallel import ParallelEngine
+from turnout.engine.parallel import start as start_ranks
+from turnout.engine.parallel_plan import RankReport
 from turnout.engine.request_machine import Chunk, Request
 from turnout.engine.runner import Runner
 from turnout.engine.sampler import Draw
@@ -68,10 +72,14 @@ class EngineCore:
     split request (engine.pd) that was queued, held, given pages to receive into, or ended."""
 
     def __init__(
-        self, model: LoadedModel, settings: EngineSettings, on_end: Callable[[Request], None]
+        self,
+        model: LoadedModel,
+        settings: EngineSettings,
+        on_end: Callable[[Request], None],
+        ranks: ParallelEngine | None = None,
     ) -> None:
-        self.settings, self.model = settings, model
-        self.runner = Runner(model, settings)
+        self.settings, self.model, self._ranks = settings, model, ranks
+        self.runner = Runner(model, settings) if ranks is None else ranks.runner
         self.weights = LiveWeights(self.runner.storage)
         self._steps = StepBuilder(settings.max_running_requests)
         self.scheduler = Scheduler(
@@ -91,6 +99,28 @@ class EngineCore:
         self._watches: dict[str, StopWatch] = {}
         staged = self.weights.stage_folder(settings.model_path, may_round=True)
         self.attested = Attested(settings.weight_version, self.weights.activate(staged), time.time())
+
+    @classmethod
+    def build(cls, settings: EngineSettings, on_end: Callable[[Request], None]) -> EngineCore:
+        """Loads the model in this process, or over `settings.tp_size` of them; raises ModelError."""
+        if settings.tp_size == 1:
+            return cls(load_model(settings), settings, on_end)
+        ranks = start_ranks(settings)
+        return cls(ranks.model, settings, on_end, ranks)
+
+    @property
+    def reports(self) -> tuple[RankReport, ...]:
+        """One per process of this engine, rank 0's first."""
+        if self._ranks is not None:
+            return self._ranks.reports
+        storage = self.weights.storage
+        held = sum(storage.live(buffer).nbytes for buffer in {spec.buffer for spec in storage.specs.values()})
+        return (RankReport(0, os.getpid(), held, self.runner.cache.nbytes),)
+
+    def close(self) -> None:
+        """Ends the other ranks, if there are any."""
+        if self._ranks is not None:
+            self._ranks.crew.close()
 
     def submit(self, request: Request) -> None:
         """Queues a request; raises UserError for a duplicate id, EngineBusy (phase "fenced" or "queue"),

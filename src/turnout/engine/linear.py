@@ -63,12 +63,19 @@ class RowBlockRouter:
 def experts_forward(self: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """transformers' experts interface: hidden [rows, hidden], top_k_index and top_k_weights [rows, k].
     Each expert runs in blocks of EXPERT_ROWS; a row adds its experts in its own top-k order, in float32."""
+    return expert_sum(self, hidden, top_k_index, top_k_weights).to(hidden.dtype)
+
+
+def expert_sum(self: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The weighted sum of each row's experts, float32 [rows, hidden]. An index of the number of experts or more
+    is one that is not here: it adds nothing."""
     rows, k = top_k_index.shape
     order = torch.argsort(top_k_index.reshape(-1), stable=True)
-    counts = torch.bincount(top_k_index.reshape(-1), minlength=len(self.down_proj)).tolist()  # type: ignore[arg-type]
-    mixed = torch.empty((rows * k, hidden.shape[1]), dtype=hidden.dtype)
+    here = len(self.down_proj)  # type: ignore[arg-type]
+    counts = torch.bincount(top_k_index.reshape(-1), minlength=here).tolist()
+    mixed = torch.zeros((rows * k, hidden.shape[1]), dtype=hidden.dtype)
     at = 0
-    for expert, count in enumerate(counts):
+    for expert, count in enumerate(counts[:here]):
         if not count:
             continue
         pairs = order[at : at + count]
@@ -83,7 +90,7 @@ def experts_forward(self: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_
     total = weighted[:, 0]
     for i in range(1, k):
         total = total + weighted[:, i]
-    return total.to(hidden.dtype)
+    return total
 
 
 class ExactSiLU(nn.Module):

@@ -23,7 +23,7 @@ import torch
 from turnout.core.errors import EngineBusy, Fault, TurnoutError, UserError
 from turnout.engine.calls import Call
 from turnout.engine.core import Attested, EngineCore, Load
-from turnout.engine.model import LoadedModel, load_model
+from turnout.engine.model import LoadedModel
 from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
 
@@ -167,13 +167,14 @@ class ComputeThread:
         try:
             torch.set_num_threads(self.settings.threads)
             try:
-                core = EngineCore(load_model(self.settings), self.settings, self._over_with)
+                core = EngineCore.build(self.settings, self._over_with)
             except (TurnoutError, OSError) as fault:
                 self._post(self._started, None, fault)
                 return
             gc.freeze()  # what loading left is not looked through again: that took 5 % of a decode step
             self._post(self._started, core, None)
             self._run(core)
+            core.close()
         except BaseException as fault:  # whatever it is, the process must not go on without this thread
             log.critical(
                 "compute thread of engine %s died: %r", self.settings.engine_id, fault, exc_info=fault

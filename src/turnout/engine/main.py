@@ -3,22 +3,15 @@
 Promises: the port is bound and `ready_file` written (atomically: {"url", "pid", "engine_id"}, and the bootstrap
 port of a prefill engine) only when the engine serves; SIGTERM and SIGINT end it within STOP_DEADLINE_S with
 status 0; unless detached it ends when its parent does, so that no engine outlives a run that was killed.
-
-PR_SET_PDEATHSIG follows the *thread* that started the process: spawn engines from a thread that stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import json
 import logging
 import os
 import signal
-import sys
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +19,12 @@ from aiohttp import web
 
 from turnout.core.errors import TurnoutError
 from turnout.engine.loop import ComputeThread
+from turnout.engine.parent import die_with
 from turnout.engine.server import Server
 from turnout.engine.settings import EngineSettings
 from turnout.native.loader import path_taken
 
 log = logging.getLogger(__name__)
-PR_SET_PDEATHSIG = 1
-PARENT_POLL_S = 0.5
 STOP_DEADLINE_S = 10.0
 
 
@@ -49,7 +41,7 @@ def run_engine(settings: EngineSettings, lifetime: Lifetime | None = None) -> in
     """Serves until told to stop; returns the exit status."""
     lifetime = lifetime if lifetime is not None else Lifetime()
     if not lifetime.detached:
-        _die_with(lifetime.parent_pid if lifetime.parent_pid is not None else os.getppid())
+        die_with(lifetime.parent_pid if lifetime.parent_pid is not None else os.getppid())
     try:
         asyncio.run(_serve(settings, lifetime.ready_file))
     except TurnoutError as fault:
@@ -101,19 +93,3 @@ def _announce(path: Path, row: dict[str, object]) -> None:
     staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     staged.write_text(json.dumps(row), encoding="utf-8")
     staged.replace(path)
-
-
-def _die_with(parent: int) -> None:
-    """Ends this process when its parent ends: by the kernel's signal on Linux, and by looking."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="turnout-parent-watch", daemon=True).start()

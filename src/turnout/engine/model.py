@@ -44,8 +44,8 @@ class LoadedModel:
     tokenizer: Any | None
 
 
-def load_model(settings: EngineSettings) -> LoadedModel:
-    """Reads config, weights and tokenizer of `settings.model_path`; raises ModelError with every fault."""
+def read_config(settings: EngineSettings) -> Any:
+    """The config of `settings.model_path`; raises ModelError with everything that is not served."""
     folder = settings.model_path
     if not (folder / "config.json").is_file():
         raise ModelError(Fault("model_path", str(folder), "has no config.json"))
@@ -56,9 +56,14 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     faults = list(_faults(config))
     if faults:
         raise ModelError(faults)
-    shape = _shape(config, _eos_ids(folder, config), settings)
+    return config
+
+
+def load_model(settings: EngineSettings) -> LoadedModel:
+    """Reads config, weights and tokenizer of `settings.model_path`; raises ModelError with every fault."""
+    folder, config = settings.model_path, read_config(settings)
     module = None if _fused(config, settings) else _module(folder, config, settings)
-    return LoadedModel(config, module, shape, _tokenizer(folder))
+    return LoadedModel(config, module, shape_of(config, settings), tokenizer_of(folder))
 
 
 def _fused(config: Any, settings: EngineSettings) -> bool:
@@ -116,7 +121,8 @@ def _faults(config: Any) -> list[Fault]:
     return faults
 
 
-def _shape(config: Any, eos_ids: frozenset[int], settings: EngineSettings) -> ModelShape:
+def shape_of(config: Any, settings: EngineSettings) -> ModelShape:
+    """Raises ModelError where a longer context is asked for than the model has."""
     head_dim = getattr(config, "head_dim", None)
     own = int(config.max_position_embeddings)
     asked = settings.context_length
@@ -129,7 +135,7 @@ def _shape(config: Any, eos_ids: frozenset[int], settings: EngineSettings) -> Mo
         head_dim=head_dim if head_dim is not None else config.hidden_size // config.num_attention_heads,
         vocab_size=config.vocab_size,
         context_length=min(own if asked is None else asked, settings.pages * settings.page_tokens),
-        eos_ids=eos_ids,
+        eos_ids=_eos_ids(settings.model_path, config),
     )
 
 
@@ -145,7 +151,8 @@ def _eos_ids(folder: Path, config: Any) -> frozenset[int]:
     return frozenset([ids] if isinstance(ids, int) else ids)
 
 
-def _tokenizer(folder: Path) -> Any | None:
+def tokenizer_of(folder: Path) -> Any | None:
+    """None where the folder has none."""
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         log.info("%s has no tokenizer: text prompts and stop strings are refused", folder.name)
         return None

@@ -6,10 +6,12 @@ token or a score go through the head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +19,7 @@ from turnout.engine.attention import KvCache, StepRows
 from turnout.engine.llama import LlamaForward
 from turnout.engine.model import DTYPES, LoadedModel
 from turnout.engine.packed import PackedStorage
-from turnout.engine.sampler import sample, score
+from turnout.engine.sampler import Draw, Sampled, sample, score
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepInput, StepOutput
 from turnout.engine.storage import ModuleStorage, Storage
@@ -63,17 +65,12 @@ class ModuleForward:
 class Runner:
     """See the module. Used from one thread, the one that called `torch.set_num_threads`."""
 
-    def __init__(self, model: LoadedModel, settings: EngineSettings) -> None:
+    def __init__(
+        self, model: LoadedModel, settings: EngineSettings, made: tuple[Forward, Storage] | None = None
+    ) -> None:
+        """`made`: other than what the model asks for."""
         shape = model.shape
-        self.storage: Storage
-        self.forward: Forward
-        if model.module is None:
-            packed = PackedStorage(model.config, shape)
-            self.storage = packed
-            self.forward = LlamaForward(model.config, shape, packed, settings.max_step_tokens)
-        else:
-            self.storage = ModuleStorage(model.module)
-            self.forward = ModuleForward(model.module, settings.row_block)
+        self.forward, self.storage = made if made is not None else _made(model, settings)
         self.cache = KvCache(
             settings.pages, shape.kv_heads, shape.head_dim, shape.layers, DTYPES[settings.dtype]
         )
@@ -90,8 +87,23 @@ class Runner:
         for at in range(0, len(step.scored), HEAD_ROWS):
             part = step.scored[at : at + HEAD_ROWS]
             logits = self.forward.logits(hidden[part[:, 0]])
-            scores.extend(score(logits, part[:, 1], step.score_temperature[at : at + HEAD_ROWS]))
+            scores.extend(self._score(logits, part[:, 1], step.score_temperature[at : at + HEAD_ROWS]))
         if not len(step.sampling):
             return StepOutput([], [], scores)
-        sampled = sample(self.forward.logits(hidden[step.sampling]), step.draws)
+        sampled = self._sample(self.forward.logits(hidden[step.sampling]), step.draws)
         return StepOutput(sampled.tokens, sampled.logprobs, scores)
+
+    def _sample(self, logits: Tensor, draws: Sequence[Draw]) -> Sampled:
+        return sample(logits, draws)
+
+    def _score(
+        self, logits: Tensor, targets: NDArray[np.int64], temperatures: NDArray[np.float32]
+    ) -> list[float]:
+        return score(logits, targets, temperatures)
+
+
+def _made(model: LoadedModel, settings: EngineSettings) -> tuple[Forward, Storage]:
+    if model.module is None:
+        packed = PackedStorage(model.config, model.shape)
+        return LlamaForward(model.config, model.shape, packed, settings.max_step_tokens), packed
+    return ModuleForward(model.module, settings.row_block), ModuleStorage(model.module)

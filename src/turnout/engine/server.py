@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -128,10 +129,11 @@ class Server:
                 "status": "fenced" if self.compute.core.fenced else "ready",
                 "device": "cpu",
                 "dtype": settings.dtype,
-                "tp_size": 1,
+                "tp_size": settings.tp_size,
                 "dp_size": 1,
                 "pp_size": 1,
-                "ep_size": 1,
+                "ep_size": settings.ep_size,
+                "ranks": [asdict(report) for report in self.compute.core.reports],
                 **self.pair.info(),
                 "max_total_num_tokens": settings.pages * settings.page_tokens,
                 "max_running_requests": settings.max_running_requests,

@@ -14,6 +14,7 @@ from turnout.core.errors import ConfigError, Fault
 RUNNERS = ("auto", "fused", "module")
 KERNEL_PAGE_TOKENS = 16  # the layout of native/attention.c
 DISAGGREGATION_MODES = ("null", "prefill", "decode")
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class EngineSettings:
     """`max_total_tokens` is the size of the KV cache in tokens; `max_step_tokens` bounds the rows of one step
     (prefill is cut into chunks that fit); `max_waiting` bounds the queue, beyond it a request gets 429.
     `row_block` is the row count that every matrix product runs with, which makes a row's bits independent of
-    the batch. `runner`: `fused` is the C path for Llama-like models in bf16, `module` that of transformers, `auto`
-    the first where it can.
-    `context_length` None takes the model's. `allowed_roots`: folders that updates may read from;
-    empty means any folder, on a loopback host only. Port 0 lets the system choose.
+    the batch. `runner`: `fused` is the C path for Llama-like models in bf16, `module` that of transformers,
+    `auto` the first where it can. `tp_size` ranks, each a process with `threads` threads, hold a part of the
+    weights each; experts are divided over `ep_size` groups of ranks; a rank that does not answer within
+    `rank_timeout_s` ends the engine. `context_length` None takes the model's. `allowed_roots`: folders that
+    updates may read from; empty means any folder, on a loopback host only. Port 0 lets the system choose.
     `disaggregation_mode` makes this one half of a PD pair (docs/guides/pd.md): `disaggregation_timeout_s` bounds
     each wait for the other half; `disaggregation_transfer` auto takes shared memory where both are on one host."""
 
@@ -35,6 +37,9 @@ class EngineSettings:
     dtype: str = "bfloat16"
     runner: str = "auto"
     threads: int = 1
+    tp_size: int = 1
+    ep_size: int = 1
+    rank_timeout_s: float = 60.0
     page_tokens: int = KERNEL_PAGE_TOKENS
     max_total_tokens: int = 32768
     max_running_requests: int = 64
@@ -57,11 +62,33 @@ class EngineSettings:
         if faults:
             raise ConfigError(faults)
 
-    def _faults(self) -> list[Fault | None]:
-        def wrong(bad: bool, name: str, reason: str, remedy: str = "") -> Fault | None:
-            return Fault(f"engine.{name}", str(getattr(self, name)), reason, remedy) if bad else None
+    def _wrong(self, bad: bool, name: str, reason: str, remedy: str = "") -> Fault | None:
+        return Fault(f"engine.{name}", str(getattr(self, name)), reason, remedy) if bad else None
 
+    def _parallel_faults(self) -> list[Fault | None]:
+        wrong, ranks = self._wrong, f"tp_size = {self.tp_size}"
         return [
+            wrong(not 1 <= self.tp_size <= MAX_RANKS, "tp_size", f"must be from 1 to {MAX_RANKS}"),
+            wrong(self.ep_size < 1 or self.tp_size % self.ep_size != 0, "ep_size", f"must divide {ranks}"),
+            wrong(
+                self.tp_size > 1 and self.runner == "fused",
+                "runner",
+                f"does not run over {ranks} ranks",
+                "use auto or module",
+            ),
+            wrong(
+                self.tp_size > 1 and self.disaggregation_mode != "null",
+                "disaggregation_mode",
+                f"is not served over {ranks} ranks",
+                "use one rank for each half of a pair",
+            ),
+            wrong(self.rank_timeout_s <= 0, "rank_timeout_s", "must be above 0"),
+        ]
+
+    def _faults(self) -> list[Fault | None]:
+        wrong = self._wrong
+        return [
+            *self._parallel_faults(),
             wrong(self.dtype not in ("bfloat16", "float32"), "dtype", "must be bfloat16 or float32"),
             wrong(self.runner not in RUNNERS, "runner", f"must be one of {', '.join(RUNNERS)}"),
             wrong(self.threads < 1, "threads", "must be at least 1"),
