@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import json
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +20,10 @@ import torch
 
 from tests.engine_models import add_tokenizer, make_model
 from tests.engine_process import EngineProcess, engine, parts
+from turnout.placement.real import RealClock
+from turnout.protocol.sglang import GenerateReply, GenerateRequest, PartialReply, SamplingParams
+from turnout.serving.address import Address
+from turnout.serving.client import EngineClient
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
 
@@ -223,3 +230,32 @@ def test_version_constraints(server, models):
         for other in asked[1:]:
             meta = other.result(30)[1]["meta_info"]
             assert meta["weight_version"] == second and meta["completion_tokens"] == 4
+
+
+def test_the_client_streams_and_resumes_from_what_it_saw(server):
+    where = urlsplit(server.url)
+    params = SamplingParams(max_new_tokens=80, sampling_seed=9, ignore_eos=True)
+    whole = GenerateRequest("w" * 32, tuple(PROMPT), params)
+
+    async def main() -> tuple[Any, Any, Any]:
+        client = EngineClient("e0", Address(where.hostname or "", where.port or 0), RealClock())
+        try:
+            want = await client.generate(whole, 60.0)
+            cut = replace(whole, rid="c" * 32)
+            async with contextlib.aclosing(client.generate_stream(cut, 60.0)) as stream:
+                async for item in stream:
+                    if len(item.output_ids) >= 20:
+                        break
+            seen = item
+            rest = replace(whole, rid="d" * 32, input_ids=(*whole.input_ids, *seen.output_ids),
+                           params=replace(whole.params, max_new_tokens=80 - len(seen.output_ids)))  # fmt: skip
+            items = [item async for item in client.generate_stream(rest, 60.0)]
+        finally:
+            await client.close()
+        return want, seen, items
+
+    want, seen, items = asyncio.run(main())
+    assert isinstance(seen, PartialReply) and 20 <= len(seen.output_ids) < 80
+    assert isinstance(items[-1], GenerateReply) and len(items) > 5
+    assert seen.output_ids + items[-1].output_ids == want.output_ids
+    assert seen.logprobs + items[-1].logprobs == want.logprobs

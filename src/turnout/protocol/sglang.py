@@ -125,6 +125,34 @@ class GenerateReply:
         }
 
 
+@dataclass(frozen=True)
+class PartialReply:
+    """What a request has so far, from an event of its stream."""
+
+    text: str
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[tuple[int, str], ...]
+
+
+def parse_event(row: Any, asked: int) -> PartialReply | GenerateReply:
+    """An event of a cumulative stream; the last, with a finish_reason, is the whole reply. Raises ValueError for an
+    unknown shape, and for an event that holds only its own tokens (SGLang with --incremental-streaming-output)."""
+    meta = row.get("meta_info") if isinstance(row, dict) else None
+    if not isinstance(meta, dict) or not isinstance(row.get("output_ids"), list):
+        raise ValueError(f"an event has text, output_ids and meta_info; this one is {_shape(row)}")
+    claimed = [int(t) for t in row["output_ids"]]
+    if int(meta.get("completion_tokens", len(claimed))) != len(claimed):
+        raise ValueError(
+            f"an event with {len(claimed)} of {meta['completion_tokens']} tokens: not cumulative"
+        )
+    if meta.get("finish_reason") is not None:
+        return parse_reply(row, asked)
+    logprobs = _logprobs(claimed, meta.get("output_token_logprobs") or [])
+    ids = tuple(claimed[: len(logprobs)])
+    return PartialReply(str(row.get("text") or ""), ids, tuple(logprobs), _spans(meta, len(ids)))
+
+
 def parse_reply(row: Any, asked: int) -> GenerateReply:
     """A reply of any known shape. Tokens beyond the last one with a log-prob are cut, and the reply is then
     an ABORT (a token without log-prob can't train), as is a text without tokens. "length" with fewer tokens

@@ -9,20 +9,37 @@ that the engine attested. Nothing is retried here: who calls knows what a retry 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, EngineError, EngineRefused
+from turnout.core.errors import (
+    DeadlineExceeded,
+    EngineBusy,
+    EngineDead,
+    EngineError,
+    EngineRefused,
+    VersionUnmet,
+)
 from turnout.core.ports import Clock
-from turnout.protocol.sglang import GenerateReply, GenerateRequest, load_total, parse_reply
+from turnout.protocol.sglang import (
+    GenerateReply,
+    GenerateRequest,
+    PartialReply,
+    load_total,
+    parse_event,
+    parse_reply,
+)
 from turnout.serving.address import Address
+from turnout.serving.events import EventReader
 
 CONTROL_BODY_BYTES_MAX = 1 << 20
 CONTROL_DEADLINE_S = 30.0
+MISREAD = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError)  # of an unknown shape
 
 
 @dataclass(frozen=True)
@@ -57,8 +74,51 @@ class EngineClient:
         row = await self._call("/generate", request.to_json(), "rollout", deadline_s)
         try:
             return parse_reply(row, request.params.max_new_tokens)
-        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as fault:
+        except MISREAD as fault:
             raise self._error(EngineError, "rollout", f"reply not understood: {fault}") from fault
+
+    async def generate_stream(
+        self, request: GenerateRequest, deadline_s: float
+    ) -> AsyncGenerator[PartialReply | GenerateReply, None]:
+        """One streamed /generate: what exists so far, as it grows; the last item is the whole reply. Raises as
+        `generate` does, at any item; what was yielded before stays true. Closing it early (contextlib.aclosing)
+        closes the connection, upon which the engine aborts the request."""
+        if not request.rid:
+            raise ValueError("a request id is never empty: engines match it against running requests")
+        what, began = f"engine {self.engine_id} to end a stream of /generate", self._clock.now()
+
+        def left() -> float:
+            return deadline_s - (self._clock.now() - began)
+
+        data = json.dumps({**request.to_json(), "stream": True}).encode()
+        with self._faults("/generate", "rollout"):
+            answer = await self._clock.within(deadline_s, what, self._send("/generate", data))
+            try:
+                if answer.status != 200:
+                    text = await self._clock.within(left(), what, answer.text("utf-8", "replace"))
+                    raise self._refusal(answer.status, text, "/generate", "rollout")
+                reader = EventReader(answer.content)
+                while True:
+                    event = await self._clock.within(left(), what, reader.next())
+                    reply = self._event(event, request.params.max_new_tokens)
+                    yield reply
+                    if isinstance(reply, GenerateReply):
+                        return
+            finally:
+                answer.close()
+
+    def _event(self, event: str | None, asked: int) -> PartialReply | GenerateReply:
+        if event is None:
+            raise self._error(EngineDead, "rollout", "a stream of /generate ended before its last event")
+        try:
+            row = json.loads(event)
+            if isinstance(row, dict) and "error" in row:
+                refused = isinstance(row["error"], dict) and row["error"].get("code") == 400
+                kind = EngineRefused if refused else EngineError
+                raise self._error(kind, "rollout", f"/generate answered in its stream: {_message(event)}")
+            return parse_event(row, asked)
+        except MISREAD as fault:
+            raise self._error(EngineError, "rollout", f"event not understood: {fault}") from fault
 
     async def health(self, deadline_s: float) -> None:
         """Returns when the engine answers /health with 200; raises as every call does."""
@@ -129,25 +189,21 @@ class EngineClient:
         if data is not None and phase != "rollout" and len(data) > CONTROL_BODY_BYTES_MAX:
             raise ValueError(f"{path}: a control body of {len(data)} bytes; tensors never travel in these")
         what = f"engine {self.engine_id} to answer {path}"
-        try:
+        with self._faults(path, phase):
             status, text = await self._clock.within(deadline_s, what, self._exchange(path, data))
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as fault:
-            raise self._error(EngineDead, phase, f"{path}: {str(fault) or type(fault).__name__}") from fault
-        except aiohttp.ClientError as fault:
-            raise self._error(EngineError, phase, f"{path} answered no HTTP: {fault}") from fault
-        except DeadlineExceeded as fault:
-            raise self._error(EngineError, phase, str(fault)) from fault
         if status != 200:
-            kind = (
-                EngineBusy if status in (429, 503) else EngineRefused if 400 <= status < 500 else EngineError
-            )
-            raise self._error(kind, phase, f"{path} answered {status}: {_message(text)}")
+            raise self._refusal(status, text, path, phase)
         try:
             return json.loads(text) if text else {}
         except (ValueError, RecursionError) as fault:
             raise self._error(EngineError, phase, f"{path} answered no JSON: {text[:200]!r}") from fault
 
     async def _exchange(self, path: str, data: bytes | None) -> tuple[int, str]:
+        async with await self._send(path, data) as answer:
+            return answer.status, await answer.text("utf-8", "replace")
+
+    async def _send(self, path: str, data: bytes | None) -> aiohttp.ClientResponse:
+        """The open answer; the caller closes it."""
         if self._session is None:
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
             self._session = aiohttp.ClientSession(
@@ -157,10 +213,29 @@ class EngineClient:
                 trust_env=False,
             )
         method, headers = ("GET", {}) if data is None else ("POST", {"Content-Type": "application/json"})
-        async with self._session.request(
+        return await self._session.request(
             method, self.address.url + path, data=data, headers=headers, allow_redirects=False
-        ) as answer:
-            return answer.status, await answer.text("utf-8", "replace")
+        )
+
+    @contextlib.contextmanager
+    def _faults(self, path: str, phase: str) -> Iterator[None]:
+        """Turns what a connection can do wrong into our errors."""
+        try:
+            yield
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as fault:
+            raise self._error(EngineDead, phase, f"{path}: {str(fault) or type(fault).__name__}") from fault
+        except aiohttp.ClientError as fault:
+            raise self._error(EngineError, phase, f"{path} answered no HTTP: {fault}") from fault
+        except DeadlineExceeded as fault:
+            raise self._error(EngineError, phase, str(fault)) from fault
+
+    def _refusal(self, status: int, text: str, path: str, phase: str) -> EngineError:
+        kind = EngineBusy if status in (429, 503) else EngineRefused if 400 <= status < 500 else EngineError
+        if status == 409:
+            served = _served(text)
+            if served is not None:
+                return VersionUnmet(self.engine_id, *served, f"{path} answered 409: {_message(text)}")
+        return self._error(kind, phase, f"{path} answered {status}: {_message(text)}")
 
     def _error(self, kind: type[EngineError], phase: str, reason: str) -> EngineError:
         return kind(self.engine_id, phase, self.version, reason)
@@ -176,3 +251,13 @@ def _message(text: str) -> str:
         found = error.get("message") if isinstance(error, dict) else row.get("message", error)
         return str(found if found is not None else row)[:300]
     return str(row)[:300]
+
+
+def _served(text: str) -> tuple[str, str] | None:
+    """Version and root of a 409 that says what is served instead (ours)."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    served = row.get("served") if isinstance(row, dict) else None
+    return (str(served.get("version")), str(served.get("root"))) if isinstance(served, dict) else None
