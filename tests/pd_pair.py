@@ -77,13 +77,18 @@ def prompt_rows(side: EngineProcess) -> int:
 
 
 @contextlib.contextmanager
-def pair(model: Path, work: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Pair]:
+def start_half(model: Path, folder: Path, mode: str, *flags: str) -> Iterator[EngineProcess]:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("--engine-id", mode, "--disaggregation-mode", mode)
+    with engine(model, folder, *FLAGS, *names, *flags) as half:
+        yield half
+
+
+@contextlib.contextmanager
+def pair(model: Path, work: Path, *flags: str) -> Iterator[Pair]:
     with contextlib.ExitStack() as stack:
-        sides = []
-        for mode in ("prefill", "decode"):
-            folder = work / mode
-            folder.mkdir(parents=True, exist_ok=True)
-            names = ("--engine-id", mode, "--disaggregation-mode", mode)
-            sides.append(stack.enter_context(engine(model, folder, *FLAGS, *names, *flags, env=env)))
-        pool = stack.enter_context(ThreadPoolExecutor(32))
-        yield Pair(sides[0], sides[1], pool)
+        prefill, decode = [
+            stack.enter_context(start_half(model, work / mode, mode, *flags))
+            for mode in ("prefill", "decode")
+        ]
+        yield Pair(prefill, decode, stack.enter_context(ThreadPoolExecutor(32)))

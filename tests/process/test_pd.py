@@ -1,105 +1,163 @@
-"""A PD pair of two processes against one regular engine: same tokens, same log-probs, no prompt computed twice."""
+"""A PD pair of two processes: what a single engine answers, bit for bit, and SIGKILL of either at each phase."""
 
 from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.engine_models import make_model
-from tests.engine_process import engine, parts
-from tests.pd_pair import FLAGS, info, pair, prompt_rows
+from tests.engine_process import EngineProcess, engine, parts
+from tests.pd_pair import FLAGS, Pair, info, pair, prompt_rows, start_half
 
-# layers, kv heads, head_dim, tokens of a page, padded head_dim of tests.engine_models
+# layers x kv heads x (head_dim x tokens of a page, both ways; head_dim needs no padding) of tests.engine_models
 PAGE_ELEMENTS = 2 * 2 * (16 * 16 + 16 * 16)
 PROMPTS = [[(7 * i * (k + 3)) % 300 + 5 for i in range(5 + 23 * k)] for k in range(6)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("transfer", ["auto", "tcp"])
+@pytest.mark.parametrize(("dtype", "transfer"), [("float32", "auto"), ("bfloat16", "tcp")])
 def test_a_pair_answers_as_one_engine_does_and_moves_exact_bytes(tmp_path, dtype, transfer):
     model = make_model(tmp_path / "model", dtype=DTYPES[dtype])
+    flags = ("--dtype", dtype)
     with (
-        engine(model, tmp_path, *FLAGS, "--dtype", dtype) as single,
-        pair(model, tmp_path / "pair", "--dtype", dtype, "--disaggregation-transfer", transfer) as split,
+        pair(model, tmp_path / "pair", *flags, "--disaggregation-transfer", transfer) as split,
+        engine(model, tmp_path, *FLAGS, *flags) as single,
     ):
-        assert len({single.ready["pid"], split.prefill.ready["pid"], split.decode.ready["pid"]}) == 3
         path = "shm" if transfer == "auto" else "tcp"
-        moved = 0
-        for sampling in ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 40}):
-            bodies = [split.body(ids, 12, **sampling) for ids in PROMPTS]
-            sent = [split.send(body) for body in bodies]  # all at once
-            for ids, body, (first, answer) in zip(PROMPTS, bodies, sent):
-                row = {key: value for key, value in body.items() if not key.startswith("bootstrap")}
-                whole = parts(single.call("/generate", row))
-                assert parts(answer.result(60)) == whole
-                assert parts(first.result(60)) == (whole[0][:1], whole[1][:1])
-                pages = -(-len(ids) // 16)
-                size = pages * PAGE_ELEMENTS * DTYPES[dtype].itemsize
-                moved += size
-                for future in (first, answer):
-                    meta = future.result()[1]["meta_info"]
-                    assert (meta["pd_transfer_bytes"], meta["pd_transfer_path"]) == (size, path)
-                    assert (meta["pd_prefill_engine"], meta["pd_decode_engine"]) == ("prefill", "decode")
+        assert len({single.ready["pid"], split.prefill.ready["pid"], split.decode.ready["pid"]}) == 3
+        moved = sum(
+            check_equal(split, single, path, dtype, sampling)
+            for sampling in ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 40})
+        )
         assert prompt_rows(split.decode) == 0 < prompt_rows(split.prefill)
-        for side in (split.prefill, split.decode):
+        for side, mode in ((split.prefill, "prefill"), (split.decode, "decode")):
             row = info(side)
-            assert row["disaggregation"][f"bytes_{path}"] == moved
-            assert row["disaggregation"]["transfers"] == 2 * len(PROMPTS)
-            assert row["disaggregation"]["aborted"] == 0
-        assert info(split.prefill)["disaggregation_mode"] == "prefill"
-        assert info(split.decode)["disaggregation_mode"] == "decode"
+            counts = row["disaggregation"]
+            assert row["disaggregation_mode"] == mode
+            assert (counts[f"bytes_{path}"], counts["transfers"]) == (moved, 2 * len(PROMPTS))
+            assert counts["aborted"] == 0
+        check_prefix(split, single)
+        check_one_token(split, single)
         split.idle()
 
 
-def test_the_prefix_cache_works_on_the_prefill_side_and_changes_no_bit(tmp_path):
+def check_equal(split: Pair, single: EngineProcess, path: str, dtype: str, sampling: dict[str, Any]) -> int:
+    """All prompts at once; returns the KV bytes that moved."""
+    bodies = [split.body(ids, 12, **sampling) for ids in PROMPTS]
+    sent = [split.send(body) for body in bodies]
+    moved = 0
+    for ids, body, (first, answer) in zip(PROMPTS, bodies, sent):
+        row = {key: value for key, value in body.items() if not key.startswith("bootstrap")}
+        whole = parts(single.call("/generate", row))
+        assert parts(answer.result(60)) == whole
+        assert parts(first.result(60)) == (whole[0][:1], whole[1][:1])
+        size = -(-len(ids) // 16) * PAGE_ELEMENTS * DTYPES[dtype].itemsize
+        moved += size
+        for future in (first, answer):
+            meta = future.result()[1]["meta_info"]
+            assert (meta["pd_transfer_bytes"], meta["pd_transfer_path"]) == (size, path)
+            assert (meta["pd_prefill_engine"], meta["pd_decode_engine"]) == ("prefill", "decode")
+    return moved
+
+
+def check_prefix(split: Pair, single: EngineProcess) -> None:
+    """The prefix cache works on the prefill side and changes no bit."""
+    ids, before = [9, *PROMPTS[5]], prompt_rows(split.prefill)
+    sent = [split.send(split.body(ids, 6, sampling_seed=seed, temperature=1.0)) for seed in range(6)]
+    answers = [(first.result(60), answer.result(60)) for first, answer in sent]
+    for seed, (_, answer) in enumerate(answers):
+        assert parts(answer) == parts(single.generate(ids, 6, sampling_seed=seed, temperature=1.0))
+    cached = [first[1]["meta_info"]["cached_tokens"] for first, _ in answers]
+    assert max(cached) == len(ids) // 16 * 16
+    assert prompt_rows(split.prefill) - before + sum(cached) == 6 * len(ids)
+    assert prompt_rows(split.decode) == 0
+
+
+def check_one_token(split: Pair, single: EngineProcess) -> None:
+    """A first token that is the last ends both sides; nothing is decoded."""
+    steps = info(split.decode)["internal_states"][0]["steps"]
+    token = parts(single.generate(PROMPTS[2], 1))[0][0]
+    for changes, kind in (({"new": 1}, "length"), ({"new": 9, "stop_token_ids": [token]}, "stop")):
+        for future in split.send(split.body(PROMPTS[2], **changes)):
+            assert parts(future.result(60))[0] == [token]
+            meta = future.result()[1]["meta_info"]
+            assert meta["finish_reason"]["type"] == kind
+            assert (meta["pd_transfer_bytes"], meta["pd_transfer_path"]) == (0, "none")
+    assert info(split.decode)["internal_states"][0]["steps"] == steps
+
+
+CASES = [(who, when) for who in ("prefill", "decode") for when in ("prefill", "transfer", "decode")]
+
+
+def shared_memory(side: EngineProcess) -> list[str]:
+    """What this process holds of the memory that KV moves through, and names left for it."""
+    folder = Path(f"/proc/{side.ready['pid']}")
+    fds = [str(fd.readlink()) for fd in (folder / "fd").iterdir() if fd.is_symlink()]
+    maps = (folder / "maps").read_text().splitlines()
+    names = [path.name for path in Path("/dev/shm").iterdir()]
+    return [line for line in (*fds, *maps, *names) if "turnout-kv" in line or "turnout-pd" in line]
+
+
+def finish(reply: tuple[int, Any]) -> str:
+    status, row = reply
+    assert status == 200, row
+    return row["meta_info"]["finish_reason"]["type"]
+
+
+def kill(side: EngineProcess) -> None:
+    side.process.send_signal(signal.SIGKILL)
+    side.process.wait(30)
+
+
+def phase(split: Pair, name: str) -> tuple[Any, Any]:
+    """A request of 200 tokens brought to a phase, by pausing the side that would take it on."""
+    if name in ("prefill", "transfer"):
+        side = split.prefill if name == "prefill" else split.decode
+        assert side.call("/pause_generation", {"mode": "in_place"})[0] == 200
+    calls = split.send(split.body(PROMPTS[4], 250))
+    if name == "prefill":  # both have it, the prompt is not computed
+        for side in (split.prefill, split.decode):
+            side.wait_for(lambda load: load["num_total_reqs"] == 1)
+        time.sleep(0.2)
+    elif name == "transfer":  # the KV is held over there, no page of the decode side is free for it
+        held = -(-len(PROMPTS[4]) // 16) * 16
+        split.prefill.wait_for(lambda load: load["num_used_tokens"] == held)
+        time.sleep(0.2)
+    else:
+        split.decode.wait_for(lambda load: load["num_running_reqs"] == 1)
+        assert finish(calls[0].result(60)) == "length"
+    return calls
+
+
+def test_kill_9_of_either_side_at_each_phase(tmp_path):
+    """The survivor ends its half as an abort at once, returns all memory, and works on with a new other half."""
     model = make_model(tmp_path / "model")
-    ids = PROMPTS[5]
-    with (
-        engine(model, tmp_path, *FLAGS, "--dtype", "float32") as single,
-        pair(model, tmp_path / "pair", "--dtype", "float32") as split,
-    ):
-        sent = [split.send(split.body(ids, 6, sampling_seed=seed)) for seed in range(6)]
-        answers = [(first.result(60), answer.result(60)) for first, answer in sent]
-        for seed, (_, answer) in enumerate(answers):
-            assert parts(answer) == parts(single.generate(ids, 6, sampling_seed=seed))
-        cached = [first[1]["meta_info"]["cached_tokens"] for first, _ in answers]
-        assert max(cached) == len(ids) // 16 * 16
-        assert prompt_rows(split.prefill) + sum(cached) == 6 * len(ids) and prompt_rows(split.decode) == 0
-
-
-def test_a_first_token_that_is_the_last_ends_both_sides_without_decoding(tmp_path):
-    model = make_model(tmp_path / "model")
-    with (
-        engine(model, tmp_path, *FLAGS, "--dtype", "float32") as single,
-        pair(model, tmp_path / "pair", "--dtype", "float32") as split,
-    ):
-        token = parts(single.generate(PROMPTS[2], 1))[0][0]
-        for changes, reason in (
-            ({"new": 1}, {"type": "length", "length": 1}),
-            ({"new": 9, "stop_token_ids": [token]}, {"type": "stop"}),
-        ):
-            first, answer = split.send(split.body(PROMPTS[2], **changes))
-            for future in (first, answer):
-                assert parts(future.result(60))[0] == [token]
-                meta = future.result()[1]["meta_info"]
-                assert {k: v for k, v in meta["finish_reason"].items() if k in reason} == reason
-                assert (meta["pd_transfer_bytes"], meta["pd_transfer_path"]) == (0, "none")
-        assert info(split.decode)["internal_states"][0]["steps"] == 0
-        split.idle()
-
-
-def test_a_seed_that_was_not_asked_for_is_the_prefill_sides(tmp_path):
-    """Both halves draw one when none is given; all tokens must come from one of them."""
-    model = make_model(tmp_path / "model")
-    with pair(model, tmp_path / "pair", "--dtype", "float32") as split:
-        tokens = parts(split.generate(PROMPTS[1], 10, sampling_seed=None, temperature=1.0))[0]
-        assert len(tokens) == 10
-        for wrong in ({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4}}, {"input_ids": [5]}):
-            for side in (split.prefill, split.decode):
-                status, row = side.call("/generate", wrong)
-                assert status == 400 and "bootstrap_room" in row["error"]["message"]
-        for name, value in (("bootstrap_room", -1), ("bootstrap_room", 2**63), ("bootstrap_port", 0)):
-            status, row = split.decode.call("/generate", split.body([5, 6]) | {name: value})
-            assert status == 400 and name in row["error"]["message"]
-        split.idle()
+    with contextlib.ExitStack() as stack:
+        split = stack.enter_context(pair(model, tmp_path / "pair", "--dtype", "float32"))
+        for number, (who, when) in enumerate(CASES):
+            calls = phase(split, when)
+            victim = getattr(split, who)
+            survivor = split.decode if who == "prefill" else split.prefill
+            kill(victim)
+            reply = calls[1 if who == "prefill" else 0].result(60)
+            if (who, when) == ("prefill", "decode"):  # all that the decode side needs had come
+                assert finish(reply) == "length" and len(reply[1]["output_ids"]) == 250
+            elif (who, when) == ("decode", "decode"):
+                assert finish(reply) == "length" and len(reply[1]["output_ids"]) == 1
+            else:
+                assert finish(reply) == "abort" and len(reply[1]["output_ids"]) <= 1
+            survivor.call("/continue_generation", {})
+            split.idle(survivor)
+            assert not shared_memory(survivor)
+            if number == len(CASES) - 1:
+                break
+            folder = tmp_path / f"again{number}"
+            setattr(split, who, stack.enter_context(start_half(model, folder, who, "--dtype", "float32")))
+            assert len(parts(split.generate(PROMPTS[3], 5))[0]) == 5
+            split.idle()
