@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 
 from aiohttp import web
 
@@ -15,12 +16,21 @@ from turnout.core.errors import UserError, WeightError
 from turnout.core.version import label_counter
 from turnout.engine.core import Activation, Attested
 from turnout.engine.loop import ComputeThread
-from turnout.engine.requests import Update, parse_abort, parse_label, parse_object, parse_pause, parse_update
+from turnout.engine.requests import (
+    Update,
+    parse_abort,
+    parse_label,
+    parse_object,
+    parse_pause,
+    parse_timeout,
+    parse_update,
+)
 from turnout.engine.weights import Staged
 
 CONTROL_BODY_MAX = 1 << 20
 COMMAND_DEADLINE_S = 60.0
 UPDATE_DEADLINE_S = 600.0
+FLUSH_POLL_S = 0.05
 
 
 class Control:
@@ -67,10 +77,17 @@ class Control:
         return web.json_response({"message": "generation goes on", "status": "ok"})
 
     async def flush(self, request: web.Request) -> web.Response:
-        """400 while requests run or wait, as SGLang."""
+        """400 while requests run or wait, as SGLang; `?timeout=` seconds are waited for their end."""
         await self._body(request)
-        if not await self.compute.do(lambda c: c.flush_cache(), COMMAND_DEADLINE_S):
-            return web.Response(status=400, text="cache not flushed: requests are running or waiting\n")
+        wait_s = parse_timeout(request.query.get("timeout"))
+        until = time.monotonic() + wait_s
+        while not await self.compute.do(lambda c: c.flush_cache(), COMMAND_DEADLINE_S):
+            if time.monotonic() >= until:
+                waited = f" after {wait_s:g} s" if wait_s else ""
+                return web.Response(
+                    status=400, text=f"cache not flushed: requests are running or waiting{waited}\n"
+                )
+            await asyncio.sleep(FLUSH_POLL_S)
         return web.Response(text="cache flushed\n")
 
     async def update_from_disk(self, request: web.Request) -> web.Response:

@@ -15,6 +15,7 @@ from turnout.engine.core import PAUSE_MODES
 from turnout.engine.settings import EngineSettings
 
 RID_MAX = 256
+TIMEOUT_MAX_S = 3600.0
 
 
 class BadRequest(UserError):
@@ -59,6 +60,17 @@ def parse_pause(row: dict[str, Any]) -> str:
     if mode not in PAUSE_MODES:
         raise BadRequest(Fault("mode", str(mode), f"must be one of {', '.join(PAUSE_MODES)}"))
     return mode
+
+
+def parse_timeout(text: str | None) -> float:
+    """Seconds of a query's `timeout`, from 0 to TIMEOUT_MAX_S; 0 where there is none."""
+    try:
+        seconds = 0.0 if text is None else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= TIMEOUT_MAX_S:
+        raise BadRequest(Fault("timeout", str(text)[:40], f"must be seconds from 0 to {TIMEOUT_MAX_S:g}"))
+    return seconds
 
 
 def parse_update(row: dict[str, Any], settings: EngineSettings) -> Update:
