@@ -48,7 +48,7 @@ async def conformance(plan: Plan, clock: Clock, say: Callable[[Outcome], None]) 
     engine that cannot be started or does not answer at all."""
     checks = chosen(CHECKS, plan.only)
     async with AsyncExitStack() as stack:
-        children = await stack.enter_async_context(nursery(plan.work, plan.flags, clock))
+        children = await stack.enter_async_context(nursery(plan.work, plan.flags, plan.token, clock))
         target = await _target(plan, clock, children, stack)
         outcomes = await Suite(target, plan.rules, say).run(checks)
     return Report(plan.engine, outcomes)

@@ -16,6 +16,7 @@ from turnout.serving.exchange import Exchange
 from turnout.serving.launcher import EngineLaunch, launch
 
 START_DEADLINE_S = 180.0
+TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 # Small enough that eight requests fill the slots, and that a prompt of a few hundred tokens takes several steps.
 FLAGS = ("--max-total-tokens", "32768", "--max-running-requests", "8", "--max-step-tokens", "64")
 
@@ -26,6 +27,7 @@ class Nursery:
 
     work: Path
     flags: tuple[str, ...]
+    token: str | None
     clock: Clock
     stack: AsyncExitStack
 
@@ -36,16 +38,22 @@ class Nursery:
             *("--allowed-root", str(self.work), "--allowed-root", str(version.folder)),
             *(*FLAGS, *self.flags, *more),
         )
-        spec = EngineLaunch(name, arguments, 1, self.work / "engines", START_DEADLINE_S)
+        environment = {} if self.token is None else {TOKEN_VARIABLE: self.token}
+        spec = EngineLaunch(
+            name, arguments, 1, self.work / "engines", START_DEADLINE_S, self.token, environment
+        )
         spec.folder.mkdir(parents=True, exist_ok=True)
         engine = await launch(spec, self.clock)
         self.stack.push_async_callback(engine.stop)
-        wire = Exchange(engine.client.address)
+        wire = Exchange(engine.client.address, self.token)
         self.stack.push_async_callback(wire.close)
         return wire
 
 
 @asynccontextmanager
-async def nursery(work: Path, flags: tuple[str, ...], clock: Clock) -> AsyncIterator[Nursery]:
+async def nursery(
+    work: Path, flags: tuple[str, ...], token: str | None, clock: Clock
+) -> AsyncIterator[Nursery]:
+    """`token` becomes the admin token of every engine started here."""
     async with AsyncExitStack() as stack:
-        yield Nursery(work, flags, clock, stack)
+        yield Nursery(work, flags, token, clock, stack)

@@ -45,6 +45,8 @@ async def read_facts(wire: Exchange, folder: Path | None) -> tuple[Facts, Path]:
         label=str(model.get("weight_version")),
         max_running=int(running) if running is not None else RUNNING_DEFAULT,
         ours=server.get("engine") == "turnout",
+        tp=int(server.get("tp_size") or 1),
+        pid=_process_here(wire, server.get("pid")),
     )
     return facts, found
 
@@ -55,6 +57,12 @@ async def measured_token_s(target: Target) -> float:
     begun = target.clock.now()
     await target.generate(target.prompt(1), PROBE_TOKENS)
     return (target.clock.now() - begun) / PROBE_TOKENS
+
+
+def _process_here(wire: Exchange, pid: Any) -> int:
+    """The engine's process id where it names one that this host shows; 0 otherwise."""
+    known = isinstance(pid, int) and wire.address.loopback and Path(f"/proc/{pid}/status").is_file()
+    return int(pid) if known else 0
 
 
 def _ids(value: Any) -> tuple[int, ...]:

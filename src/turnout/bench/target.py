@@ -32,7 +32,8 @@ Fresh = Callable[[ModelVersion], Awaitable[Exchange]]
 class Facts:
     """What the engine says of itself. `ours` is whether it is the embedded engine, which promises more than
     SGLang: results that do not depend on company, bit for bit. `token_s` is the measured time of one decode
-    step; `label` the weight version that was served when the suite began."""
+    step; `label` the weight version that was served when the suite began; `tp` its tensor parallel ranks; `pid`
+    its process, where it runs on this host and says so, else 0."""
 
     context: int
     vocabulary: int
@@ -42,6 +43,8 @@ class Facts:
     max_running: int
     ours: bool
     token_s: float = 0.02
+    tp: int = 1
+    pid: int = 0
 
     @property
     def long(self) -> int:

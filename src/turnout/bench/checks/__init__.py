@@ -11,16 +11,24 @@ from turnout.bench.checks import (
     pauses,
     updates,
     refusals,
+    tensors,
+    groups,
+    contents,
+    openai,
 )
 
 __all__ = [
     "aborts",
+    "contents",
     "generation",
+    "groups",
     "logprobs",
+    "openai",
     "pauses",
     "refusals",
     "requests",
     "sampling",
     "stopping",
+    "tensors",
     "updates",
 ]

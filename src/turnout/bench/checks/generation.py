@@ -168,7 +168,7 @@ async def stream_is_incremental(t: Target) -> str:
 @check("streaming")
 async def stream_of_a_bad_request(t: Target) -> str:
     """A bad request that asks for a stream is refused: by status, or by an error event before [DONE]."""
-    body = request_body([t.facts.vocabulary + 7], 4, {"stream": True})
+    body = request_body(t.prompt(1), 4, {"stream": True, "temperature": -1.0})
     async with t.wire.stream("/generate", body) as stream:
         if stream.status != 200:
             return f"{stream.status}: {refused(await stream.answer())[:120]}"

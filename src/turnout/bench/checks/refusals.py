@@ -99,7 +99,7 @@ async def refuses_a_truncated_file(t: Target) -> str:
     return await _refused(t, folder, cut_a_shard(folder))
 
 
-@check("refusals", risky=DIES)
+@check("refusals")
 async def refuses_a_missing_folder(t: Target) -> str:
     """A folder that is not there is refused."""
     return await _refused(t, t.work / "nowhere")
