@@ -14,15 +14,9 @@ CHECKS_MIN = 90
 
 # What the embedded engine may lack today. It shrinks to nothing.
 ABSENT: dict[str, str] = {
-    "repeated_prompt_is_reused": "nothing is kept between requests",
-    "stream_equals_plain": "streaming",
-    "stream_is_incremental": "streaming",
-    "stream_hang_up_frees": "streaming",
-    "abort_streaming": "streaming",
     "metrics_in_prometheus_form": "metrics",
     "input_log_probs_equal_reference": "input log-probs",
     "decoding_equals_scoring": "input log-probs",
-    "stop_names_what_matched": "finish_reason.matched",
     "prepare_and_activate": "two-call updates",
     "version_constraints": "extra_key",
     "update_by_handles": "tensor updates",
@@ -36,7 +30,7 @@ ABSENT: dict[str, str] = {
     "tensors_of_a_wrong_shape": "tensor updates",
     "tensors_of_a_wrong_dtype": "tensor updates",
     "tensors_with_nan": "tensor updates",
-    "tensors_that_are_not_all": "tensor updates",
+    "update_of_some_tensors": "tensor updates",
     "tensors_that_are_no_pickle": "tensor updates",
     "update_by_group": "group updates",
     "update_by_group_in_buckets": "group updates",
@@ -49,13 +43,6 @@ ABSENT: dict[str, str] = {
     "release_and_resume_weights": "memory",
     "release_while_requests_run": "memory",
     "resume_of_what_is_not_released": "memory",
-    "completions": "OpenAI endpoints",
-    "completions_of_ids_with_log_probs": "OpenAI endpoints",
-    "completions_streamed": "OpenAI endpoints",
-    "chat_completions": "OpenAI endpoints",
-    "chat_completions_streamed": "OpenAI endpoints",
-    "openai_bad_requests": "OpenAI endpoints",
-    "models_are_listed": "OpenAI endpoints",
 }
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import os
 import socket
-from collections.abc import Sequence
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
@@ -33,7 +35,8 @@ class HandleSender:
         import torch.multiprocessing  # noqa: PLC0415
 
         torch.multiprocessing.set_sharing_strategy("file_system")  # file descriptors don't travel over HTTP
-        self._kept: list[Any] = []
+        with _output_closed():
+            self._kept: list[Any] = [torch.zeros(1).share_memory_()]
 
     def named(self, tensors: Sequence[HostTensor]) -> str:
         """A list of (name, tensor), each tensor in a segment of its own."""
@@ -127,6 +130,25 @@ def packed(tensors: Sequence[HostTensor], limit: int) -> list[list[HostTensor]]:
         else:
             buckets.append([tensor])
     return buckets
+
+
+@contextmanager
+def _output_closed() -> Iterator[None]:
+    """The first share starts torch's manager of segments, which lives as long as any receiver: were it to
+    inherit our output, who reads that from a pipe would wait for the engine's end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    try:
+        for number, _ in kept:
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)
+        os.close(nowhere)
 
 
 def _pickled(value: Any) -> str:

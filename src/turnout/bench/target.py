@@ -52,6 +52,11 @@ class Facts:
         return min(self.context - 256, LONG_MAX)
 
     @property
+    def lasting(self) -> int:
+        """New tokens of a request that lasts long enough to be met while it runs: most of a second."""
+        return max(64, min(self.long, int(0.7 / self.token_s)))
+
+    @property
     def tolerance(self) -> float:
         """Largest difference of two log-probs of one token between two correct computations."""
         return 2e-3 if self.dtype == "float32" else 0.12
@@ -132,6 +137,15 @@ class Target:
             return sum((await self.load()).values()) == 0
 
         await self.until("the engine to be idle", idle, deadline_s)
+
+    async def until_freed(self) -> str:
+        """Evidence that a request of full length whose client has just left was ended, not run to its end."""
+        begun = self.clock.now()
+        await self.until_idle()
+        took, whole = self.clock.now() - begun, self.facts.long * self.facts.token_s
+        if took > whole / 2:
+            raise CheckFailed(f"idle only {took:.1f} s after the client left; its tokens take {whole:.1f} s")
+        return f"idle {took:.2f} s after the client left, {whole:.1f} s before its end"
 
     @contextlib.asynccontextmanager
     async def flight(self, ids: Sequence[int], new: int, **more: Any) -> AsyncIterator[Flight]:

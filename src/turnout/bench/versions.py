@@ -45,6 +45,12 @@ def changed(source: Path, target: Path, counter: int, shard_bytes: int = ONE_FIL
     )
 
 
+def mixture(version: ModelVersion, target: Path, counter: int, kept: HostTensor) -> ModelVersion:
+    """The version with one tensor replaced by `kept`, under a label of its own."""
+    tensors = replaced(version.tensors(), kept, kept.name)
+    return _written(version.folder, target, counter, tensors, ONE_FILE)
+
+
 def resharded(version: ModelVersion, target: Path) -> ModelVersion:
     """The same tensors in about four files with an index."""
     total = sum(tensor.nbytes for tensor in version.tensors())

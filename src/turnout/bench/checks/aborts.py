@@ -145,16 +145,7 @@ async def client_hang_up_frees(t: Target) -> str:
     async with t.flight(t.prompt(1), t.facts.long) as flight:
         await t.until_running(1)
         flight.task.cancel()
-    return await freed(t)
-
-
-async def freed(t: Target) -> str:
-    """Evidence that a request of full length whose client has just left was ended, not run to its end."""
-    begun = t.clock.now()
-    await t.until_idle()
-    took, whole = t.clock.now() - begun, t.facts.long * t.facts.token_s
-    expect(took < whole / 2, f"idle only {took:.1f} s after the client left; its tokens take {whole:.1f} s")
-    return f"idle {took:.2f} s after the client left, {whole:.1f} s before its end"
+    return await t.until_freed()
 
 
 async def _cut_and_resumed(t: Target, **more: object) -> str:

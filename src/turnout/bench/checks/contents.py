@@ -155,12 +155,12 @@ async def release_and_resume_weights(t: Target) -> str:
 @check("memory", risky=DIES)
 async def release_while_requests_run(t: Target) -> str:
     """A release is refused while a request runs, and the request goes on."""
-    async with t.flight(t.prompt(1), 64) as flight:
+    async with t.flight(t.prompt(1), t.facts.lasting) as flight:
         await t.until_running(1)
         answer = await t.wire.post("/release_memory_occupation", {"tags": ["kv_cache"]})
         reply = await flight.reply()
     told = refused(answer)
-    expect((reply.finish, len(reply.tokens)) == ("length", 64), f"the request ended as {reply.finish}")
+    expect((reply.finish, len(reply.tokens)) == ("length", t.facts.lasting), f"the request ended as {reply.finish}")
     return told[:160]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnout.bench.checks.aborts import freed
 from turnout.bench.compare import equal
 from turnout.bench.registry import CapabilityAbsent, CheckFailed, check, expect
 from turnout.bench.replies import Reply, must, refused, reply_of, rows
@@ -188,7 +187,7 @@ async def stream_hang_up_frees(t: Target) -> str:
         async for event in stream.events():
             expect(event != DONE, "the stream ended before the client left")
             break
-    return await freed(t)
+    return await t.until_freed()
 
 
 @check("information")

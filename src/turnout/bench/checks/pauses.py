@@ -8,13 +8,11 @@ from turnout.bench.registry import check, expect
 from turnout.bench.replies import refused
 from turnout.bench.target import Target
 
-LENGTH = 96
-
 
 @check("pause")
 async def pause_abort(t: Target) -> str:
     """Mode abort ends what runs with the tokens it has; after going on the engine answers."""
-    whole = await t.generate(t.prompt(1), LENGTH)
+    whole = await t.generate(t.prompt(1), t.facts.lasting)
     async with t.flight(t.prompt(1), t.facts.long) as flight:
         await t.until_running(1)
         async with t.paused("abort"):
@@ -27,11 +25,11 @@ async def pause_abort(t: Target) -> str:
 async def _held(t: Target, mode: str) -> str:
     """A request that runs when generation is paused makes no token during the pause and ends as if there had
     been none."""
-    whole = await t.generate(t.prompt(2), LENGTH)
-    async with t.flight(t.prompt(2), LENGTH) as flight:
+    whole = await t.generate(t.prompt(2), t.facts.lasting)
+    async with t.flight(t.prompt(2), t.facts.lasting) as flight:
         await t.until_running(1)
         async with t.paused(mode):
-            await t.clock.sleep(2 * LENGTH * t.facts.token_s)
+            await t.clock.sleep(2 * t.facts.lasting * t.facts.token_s)
             early = flight.landed
         reply = await flight.reply()
     expect(not early, "the request ended during the pause, or before it")
@@ -55,7 +53,7 @@ async def pause_in_place(t: Target) -> str:
 async def pause_holds_new_requests(t: Target) -> str:
     """A request that comes during a pause waits, and is answered afterwards."""
     want = await t.generate(t.prompt(3), 8)
-    async with t.flight(t.prompt(4), LENGTH) as runs:
+    async with t.flight(t.prompt(4), t.facts.lasting) as runs:
         await t.until_running(1)
         async with t.paused("in_place"), t.flight(t.prompt(3), 8) as flight:
             await t.clock.sleep(24 * t.facts.token_s)

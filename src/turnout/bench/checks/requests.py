@@ -62,11 +62,11 @@ async def prompt_longer_than_the_context(t: Target) -> str:
 @check("requests")
 async def duplicate_rid(t: Target) -> str:
     """An id that a running request has is refused, and that request goes on."""
-    async with t.flight(t.prompt(1), 64, rid="kit-duplicate") as flight:
+    async with t.flight(t.prompt(1), t.facts.lasting, rid="kit-duplicate") as flight:
         await t.until_running(1)
         told = refused(await t.ask(t.prompt(2), 4, rid="kit-duplicate"))
         reply = await flight.reply()
-    expect((reply.finish, len(reply.tokens)) == ("length", 64), f"the first one ended as {reply.finish}")
+    expect((reply.finish, len(reply.tokens)) == ("length", t.facts.lasting), f"the first one ended as {reply.finish}")
     return told[:120]
 
 

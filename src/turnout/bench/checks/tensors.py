@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from turnout.bench.checks.swaps import serves, unchanged, wanted
+from turnout.bench.checks.swaps import answers, serves, unchanged, wanted
+from turnout.bench.compare import equal
 from turnout.bench.registry import CapabilityAbsent, CheckFailed, check, expect
 from turnout.bench.replies import lacks, must, refused
 from turnout.bench.senders import FLATTENED, HandleSender, packed
 from turnout.bench.target import Target
-from turnout.bench.versions import ModelVersion, poisoned, replaced
+from turnout.bench.versions import ModelVersion, mixture, poisoned, replaced
 from turnout.serving.exchange import Answer
 from turnout.weights.tensors import HostTensor
 
@@ -136,12 +137,17 @@ async def tied_embeddings(t: Target) -> str:
         raise CapabilityAbsent("the model's embeddings are not tied")
     first = await _served(t, version, [tensors], flat=True)
     head = HostTensor("lm_head.weight", embed.dtype, embed.shape, embed.bits)
+    by_head = ModelVersion(version.folder, "kit-by-lm-head", version.root)
     try:
-        await _served(t, version, [replaced(tensors, head, embed.name)], flat=True)
+        await send_all(t, by_head, [replaced(tensors, head, embed.name)], flat=True)
+        want, seen = await wanted(t, version), await answers(t)
+        equal(want, seen, t.facts.repeat_tolerance, "by lm_head.weight")
     except CheckFailed as fault:
         if t.facts.ours:
             raise
         raise CapabilityAbsent(f"only embed_tokens.weight moves both: {fault}") from fault
+    finally:
+        await t.load_version(t.versions[0])
     return f"by embed_tokens.weight and by lm_head.weight alone; {first}"
 
 
@@ -213,11 +219,17 @@ async def tensors_with_nan(t: Target) -> str:
 
 
 @check("tensors")
-async def tensors_that_are_not_all(t: Target) -> str:
-    """A set that lacks a tensor is refused at its end by the missing name: half an update is none."""
+async def update_of_some_tensors(t: Target) -> str:
+    """Tensors that an update does not carry stay as they are: it is served as the mixture of both versions."""
     norm = _norm(t)
+    old = next(tensor for tensor in t.versions[0].tensors() if tensor.name == norm.name)
+    mixed = mixture(t.versions[1], t.work / "mixture", 3, old)
+    if mixed.root not in t.wanted:
+        async with t.on(mixed):
+            t.wanted[mixed.root] = await answers(t)
     rest = [tensor for tensor in t.versions[1].tensors() if tensor.name != norm.name]
-    return await _refused(t, rest, norm.name)
+    told = await _served(t, mixed, [rest[: len(rest) // 2], rest[len(rest) // 2 :]], flat=True)
+    return f"all but {norm.name}, compared with a disk update to the mixture: {told}"
 
 
 @check("tensors", risky=DIES)

@@ -11,14 +11,12 @@ from turnout.bench.replies import Reply, must, piece, refused, rows
 from turnout.bench.target import Target, disk_body
 from turnout.bench.versions import resharded
 
-LENGTH = 96
-
 
 @check("versions")
 async def label_is_set_and_told(t: Target) -> str:
     """/update_weight_version names what is served, in /model_info and replies, and touches no request."""
     first = t.versions[0].label
-    async with t.flight(t.prompt(1), LENGTH) as flight:
+    async with t.flight(t.prompt(1), t.facts.lasting) as flight:
         await t.until_running(1)
         body = {"new_version": "kit-renamed", "abort_all_requests": False}
         await t.control("/update_weight_version", body)
@@ -170,7 +168,7 @@ async def update_while_requests_run(t: Target) -> str:
     """An update without a pause loses no request: each ends to its full length, spans in order."""
     first, second = t.versions[0], t.versions[1]
     await wanted(t, second)
-    length = 64
+    length = t.facts.lasting
     flying = [asyncio.ensure_future(t.generate(ids, length)) for ids in t.prompts(6)]
     try:
         await t.until_running(1)
@@ -277,6 +275,7 @@ async def prepare_and_activate(t: Target) -> str:
     """Preparing an update changes nothing; activating it is the update; an id counts once."""
     version = t.versions[1]
     body = {"model_path": str(version.folder), "weight_version": version.label}
+    await wanted(t, version)
     prepared = await t.control("/prepare_weights", body)
     told = await serves(t, t.versions[0])
     expect(prepared.get("root") == version.root, f"prepared root {prepared.get('root')}")
