@@ -14,7 +14,6 @@ CHECKS_MIN = 90
 
 # What the embedded engine may lack today. It shrinks to nothing.
 ABSENT: dict[str, str] = {
-    "metrics_in_prometheus_form": "metrics",
     "input_log_probs_equal_reference": "input log-probs",
     "decoding_equals_scoring": "input log-probs",
     "prepare_and_activate": "two-call updates",

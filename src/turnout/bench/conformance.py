@@ -66,6 +66,7 @@ async def _target(plan: Plan, clock: Clock, children: Nursery, stack: AsyncExitS
     target = Target(wire, clock, facts, Reference(folder), tuple(versions), plan.work, token=plan.token)
     if plan.engine == EMBEDDED:
         target.fresh = _fresh(children)
+        target.start_pair = lambda: _pair(children, target.versions[0])
     if plan.pair is not None:
         prefill, decode = plan.pair
         target.pair = (
@@ -87,6 +88,12 @@ def _fresh(children: Nursery) -> Fresh:
         return running[version.root]
 
     return fresh
+
+
+async def _pair(children: Nursery, version: ModelVersion) -> tuple[Exchange, Exchange]:
+    """A prefill and a decode engine on this version."""
+    prefill = await children.start("prefill", version, "--disaggregation-mode", "prefill")
+    return prefill, await children.start("decode", version, "--disaggregation-mode", "decode")
 
 
 def _exchange(url: str, where: str, plan: Plan, stack: AsyncExitStack) -> Exchange:

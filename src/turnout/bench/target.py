@@ -70,8 +70,8 @@ class Facts:
 @dataclass
 class Target:
     """One engine. `fresh` starts another one on a version and returns calls to it, None where that cannot be
-    done; `pair` are the prefill and the decode half of a PD pair; `versions` are the checkpoint folders: the
-    original first, then two others; `wanted` keeps what each answers, by root."""
+    done; `pair` are the prefill and the decode half of a PD pair, `start_pair` starts one; `versions` are the
+    checkpoint folders: the original first, then two others; `wanted` keeps what each answers, by root."""
 
     wire: Exchange
     clock: Clock
@@ -81,6 +81,7 @@ class Target:
     work: Path
     fresh: Fresh | None = None
     pair: tuple[Exchange, Exchange] | None = None
+    start_pair: Callable[[], Awaitable[tuple[Exchange, Exchange]]] | None = None
     token: str | None = None
     wanted: dict[str, list[Reply]] = field(default_factory=dict)
 

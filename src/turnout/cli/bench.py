@@ -34,7 +34,7 @@ def _conformance_flags(parser: argparse.ArgumentParser) -> None:
     add("--admin-token-env", metavar="NAME", help="environment variable that holds the engine's token")
     add("--pd-peer", nargs=2, metavar=("PREFILL", "DECODE"), help="URLs of a PD pair on the same model")
     add("--work", type=Path, help="folder for the versions that updates load; the engine must see it")
-    add("--timeout-s", type=float, default=120.0, help="of one check (default 120)")
+    add("--timeout-s", type=float, default=240.0, help="of one check (default 240)")
     add("--engine-flag", action="append", default=[], metavar="FLAG=VALUE", help="of an embedded engine")
 
 

@@ -7,6 +7,7 @@ fenced engine a 503; a client that goes away takes its request with it. Errors a
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from dataclasses import asdict
@@ -124,6 +125,7 @@ class Server:
                 **self._model_row(),
                 "engine": "turnout",
                 "engine_id": settings.engine_id,
+                "pid": os.getpid(),
                 "version": f"turnout-{__version__}",
                 "native": path_taken(),
                 "status": "fenced" if self.compute.core.fenced else "ready",

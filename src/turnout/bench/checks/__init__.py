@@ -15,6 +15,7 @@ from turnout.bench.checks import (
     groups,
     contents,
     openai,
+    pairs,
 )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "groups",
     "logprobs",
     "openai",
+    "pairs",
     "pauses",
     "refusals",
     "requests",

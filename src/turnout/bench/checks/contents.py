@@ -160,7 +160,10 @@ async def release_while_requests_run(t: Target) -> str:
         answer = await t.wire.post("/release_memory_occupation", {"tags": ["kv_cache"]})
         reply = await flight.reply()
     told = refused(answer)
-    expect((reply.finish, len(reply.tokens)) == ("length", t.facts.lasting), f"the request ended as {reply.finish}")
+    expect(
+        (reply.finish, len(reply.tokens)) == ("length", t.facts.lasting),
+        f"the request ended as {reply.finish}",
+    )
     return told[:160]
 
 

@@ -66,7 +66,10 @@ async def duplicate_rid(t: Target) -> str:
         await t.until_running(1)
         told = refused(await t.ask(t.prompt(2), 4, rid="kit-duplicate"))
         reply = await flight.reply()
-    expect((reply.finish, len(reply.tokens)) == ("length", t.facts.lasting), f"the first one ended as {reply.finish}")
+    expect(
+        (reply.finish, len(reply.tokens)) == ("length", t.facts.lasting),
+        f"the first one ended as {reply.finish}",
+    )
     return told[:120]
 
 
