@@ -75,7 +75,7 @@ def test_the_embedded_engine_passes(tmp_path):
     failed = {c["name"]: c["detail"] for c in report["checks"] if c["result"] == "failed"}
     assert failed == {} and status == 0 and report["failed"] == 0, shown
     absent = {c["name"] for c in report["checks"] if c["result"] == "absent"}
-    assert absent <= set(ABSENT) | {"control_needs_the_token"}, absent - set(ABSENT)
+    assert absent <= set(ABSENT), absent - set(ABSENT)
     assert len(report["checks"]) >= CHECKS_MIN
     assert report["passed"] == len(report["checks"]) - len(absent) and report["absent"] == len(absent)
     assert all(c["detail"] for c in report["checks"])

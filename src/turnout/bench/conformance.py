@@ -21,6 +21,7 @@ from turnout.bench.suite import Rules, Suite
 from turnout.bench.target import Fresh, Target
 from turnout.bench.versions import ModelVersion, changed, original
 from turnout.core.ports import Clock
+from turnout.core.rng import random_id
 from turnout.serving.address import parse_address
 from turnout.serving.exchange import Exchange
 
@@ -47,6 +48,8 @@ async def conformance(plan: Plan, clock: Clock, say: Callable[[Outcome], None]) 
     """Runs the suite; raises ConfigError for an address or a model that cannot be used, EngineError for an
     engine that cannot be started or does not answer at all."""
     checks = chosen(CHECKS, plan.only)
+    if plan.engine == EMBEDDED and plan.token is None:
+        plan = replace(plan, token=random_id())  # so that the guard of control calls is checked too
     async with AsyncExitStack() as stack:
         children = await stack.enter_async_context(nursery(plan.work, plan.flags, plan.token, clock))
         target = await _target(plan, clock, children, stack)
