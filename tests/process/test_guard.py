@@ -16,7 +16,8 @@ DEADLINE_S = 30.0
 
 # A command as bad as SGLang may be: a child that leaves the group and outlives its parent, a mapped segment.
 COMMAND = """
-import mmap, os, subprocess, sys, time
+import mmap, multiprocessing, os, subprocess, sys, time
+lock = multiprocessing.get_context("spawn").Lock()
 note, segment, then = sys.argv[1:]
 with open(segment, "wb") as made:
     made.write(bytes(4096))
@@ -28,6 +29,7 @@ subprocess.run([sys.executable, "-c", middle])
 open(os.path.join(os.environ["TMPDIR"], "socket"), "w").close()
 while not os.path.exists(note + ".new"):
     time.sleep(0.02)
+print(lock._semlock.name, file=open(note + ".lock", "w"), flush=True)
 os.rename(note + ".new", note)
 time.sleep(0.5)  # the guard looks at segments every few seconds, first at the start
 if then == "end":
@@ -66,11 +68,17 @@ def nothing_left(folder: Path, segment: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
     assert not (folder / "temporary").exists()
     assert not segment.exists()
+    assert not semaphore(folder).exists()
+
+
+def semaphore(folder: Path) -> Path:
+    return Path("/dev/shm/sem." + (folder / "note.lock").read_text().strip().lstrip("/"))
 
 
 def test_told_to_stop(tmp_path, segment):
     process = subprocess.Popen(guarded(tmp_path, segment, "stay", os.getpid()))
     until((tmp_path / "note").exists)
+    assert semaphore(tmp_path).exists()
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     process.wait(DEADLINE_S)

@@ -26,6 +26,7 @@ from pathlib import Path
 POLL_S = 0.2
 POLLS_PER_SCAN = 25  # the maps of a big server are thousands of lines
 KILL_DEADLINE_S = 15.0
+TRACKER_GRACE_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
 SEGMENTS = ("sglang_", "sgl_shm_")  # SGLang 0.5.23: load reports, shared arrays
 
@@ -67,13 +68,15 @@ class Guard:
             self._segments |= segments_of(pid)
 
     def _kill(self) -> None:
-        """Kills until nothing is left: a process may have started another one just before it died."""
-        end = time.monotonic() + KILL_DEADLINE_S
-        while time.monotonic() < end:
+        """Kills until nothing is left: a process may have started another one just before it died. Python's
+        resource trackers remove named semaphores once all others are dead: they get a moment for that."""
+        start = time.monotonic()
+        while time.monotonic() - start < KILL_DEADLINE_S:
             living = descendants(os.getpid())
             if self._child.poll() is None:
                 living.add(self._child.pid)
-            for pid in living:
+            spared = time.monotonic() - start < TRACKER_GRACE_S
+            for pid in living if not spared else {p for p in living if not is_tracker(p)}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._reap()
@@ -108,6 +111,14 @@ def segments_of(pid: int) -> set[Path]:
         return set()
     paths = {Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/" in line}  # noqa: S108
     return {path for path in paths if path.name.startswith(SEGMENTS) and "(deleted)" not in path.name}
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether a process is the resource tracker of Python's multiprocessing."""
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _parents() -> Iterator[tuple[int, int]]:
