@@ -1,5 +1,6 @@
 # make train   a real pretrained model learns to add; about 4 minutes of training on 2 cores
 # make test    lint, types, import contracts, all CPU tests
+# make test-sglang   the lane with a real SGLang on the CPU; makes an environment of 3.3 GB on first use
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ ARGS ?=
 # TORCH_INDEX= PyTorch's public CPU index saves a Linux machine without a GPU several GB
 TORCH_INDEX ?=
 
-.PHONY: train test check fmt docs clean soak bench-e2e bench-engine
+.PHONY: train test test-sglang check fmt docs clean soak bench-e2e bench-engine
 
 $(VENV)/installed: requirements.lock requirements-torch.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
@@ -30,6 +31,9 @@ check: $(VENV)/installed
 
 test: check
 	$(BIN)/pytest tests $(ARGS)
+
+test-sglang: $(VENV)/installed
+	TURNOUT_TEST_SGLANG=1 $(if $(TORCH_INDEX),TORCH_INDEX=$(TORCH_INDEX)) $(BIN)/pytest tests/sglang $(ARGS)
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff format src tests benchmarks examples
