@@ -86,7 +86,7 @@ BAD_PARAMETERS: tuple[dict[str, Any], ...] = (
     {"temperature": -1.0},
     {"top_p": 0.0},
     {"top_p": 1.5},
-    {"top_k": 0},
+    {"top_k": 0, "temperature": 1.0},
     {"min_p": 1.5},
     {"max_new_tokens": -1},
     {"min_new_tokens": -1},

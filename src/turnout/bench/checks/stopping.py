@@ -11,11 +11,12 @@ ROUNDS = 6
 
 
 async def _fresh_place(t: Target) -> tuple[list[int], Reply, int]:
-    """A prompt, its greedy response, and a place of it (5 or later) whose token did not come before."""
+    """A prompt, its greedy response, and a place of it whose token did not come before: 5 or later, and not the
+    last, where SGLang says length."""
     for seed in range(50, 70):
         ids = t.prompt(seed)
         reply = await t.generate(ids, LENGTH)
-        for at in range(5, LENGTH):
+        for at in range(5, LENGTH - 1):
             if reply.tokens[at] not in reply.tokens[:at] and reply.tokens[at] not in t.facts.eos_ids:
                 return ids, reply, at
     raise CapabilityAbsent("no greedy response of this model has a new token after its fifth")
