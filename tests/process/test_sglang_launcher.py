@@ -62,7 +62,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         loading = Handler.tries < 3
         self.send_response(503 if loading or self.headers["Authorization"] != "Bearer sesame" else 200)
         self.end_headers()
-assert key == 'api-key: "sesame"\\n', key
+assert key == 'admin-api-key: "sesame"\\n', key
 http.server.HTTPServer(("127.0.0.1", int(given[given.index("--port") + 1])), Handler).serve_forever()
 """
 

@@ -21,6 +21,7 @@ collect_ignore_glob = [] if os.environ.get("TURNOUT_TEST_SGLANG") == "1" else ["
 T = TypeVar("T")
 START_DEADLINE_S = 600.0
 CALL_DEADLINE_S = 900.0
+KEY = "sesame"
 
 
 class Server:
@@ -33,12 +34,17 @@ class Server:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        arguments = {"max-total-tokens": 16384, "max-running-requests": 32, "enable-metrics": True}
+        arguments = {"max-total-tokens": 131072, "max-running-requests": 32, "enable-metrics": True}
         spec = SglangLaunch(
             "engine-0", python, model, "float32", folder, START_DEADLINE_S, "cpu", 1, arguments
         )
         self.engine = self.do(launch_sglang(replace(spec, **changes), RealClock()))
         self.client = self.engine.client
+
+    @property
+    def key(self) -> str:
+        """Of control calls; generation needs none."""
+        return KEY
 
     @property
     def url(self) -> str:
@@ -71,6 +77,6 @@ def model() -> Path:
 @pytest.fixture(scope="session")
 def server(sglang_python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests of a session; a test leaves it generating, with whatever weights."""
-    made = Server(sglang_python, model, tmp_path_factory.mktemp("server"))
+    made = Server(sglang_python, model, tmp_path_factory.mktemp("server"), key=KEY)
     yield made
     made.stop()

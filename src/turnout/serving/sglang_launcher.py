@@ -54,7 +54,7 @@ CPU_ARGUMENTS = {
 class SglangLaunch:
     """What to start. `python` is an interpreter that has SGLang; `arguments` are further options of
     `sglang.launch_server` by name without dashes, true for a switch, and win over what is chosen here; `folder`
-    takes the log; `key` is asked of every client."""
+    takes the log; `key` is asked of control calls."""
 
     engine_id: str
     python: Path
@@ -197,7 +197,7 @@ def _key_file(spec: SglangLaunch, temporary: Path) -> list[str]:
         return []
     path = temporary / "server.yaml"
     path.touch(mode=0o600)
-    path.write_text(f"api-key: {json.dumps(spec.key)}\n", encoding="utf-8")
+    path.write_text(f"admin-api-key: {json.dumps(spec.key)}\n", encoding="utf-8")
     return ["--config", str(path)]
 
 
