@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet
 from turnout.core.types import Finish
@@ -136,7 +137,7 @@ class EngineCore:
         if self.scheduler.full:
             reason = f"{len(self.scheduler.waiting)} requests wait already"
             raise EngineBusy(self.settings.engine_id, "queue", self.attested.version, reason)
-        if request.params.max_new_tokens == 0:
+        if request.params.max_new_tokens == 0 and request.logprob_start is None:
             request.finish = Finish.LENGTH
             self._on_end(request)
             return
@@ -218,13 +219,15 @@ class EngineCore:
             return False
         sampling = [chunk.request for chunk in chunks if chunk.samples]
         sampled = self.runner.run(self._steps.build(chunks, [_draw(request) for request in sampling]))
-        for chunk in chunks:
-            self.scheduler.computed(chunk)
+        scores = iter(sampled.scores)
         ended = [
-            request
-            for request, token, logprob in zip(sampling, sampled.tokens, sampled.logprobs)
-            if self._accept(request, token, logprob)
+            chunk.request
+            for chunk in chunks
+            if self._computed(chunk, list(islice(scores, len(chunk.scores))))
         ]
+        for request, token, logprob in zip(sampling, sampled.tokens, sampled.logprobs):
+            if request.finish is None and self._accept(request, token, logprob):
+                ended.append(request)
         self.metrics.stepped(sampling)
         self._measure(chunks, len(sampling))
         self._ended(ended)
@@ -259,6 +262,14 @@ class EngineCore:
         """The KV of a HELD request was taken: it ends."""
         self.scheduler.finish(request, finish)
         self._ended([request])
+
+    def _computed(self, chunk: Chunk, scores: list[float]) -> bool:
+        """Takes a chunk's result over; returns whether the request ended."""
+        wrong = [score for score in scores if not math.isfinite(score)]
+        if wrong:
+            self.scheduler.abort(chunk.request.rid, f"log-prob {wrong[0]} in the prompt")
+            return True
+        return self.scheduler.computed(chunk, scores)
 
     def _accept(self, request: Request, token: int, logprob: float) -> bool:
         """Takes one token over; returns whether the request ended."""

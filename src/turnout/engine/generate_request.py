@@ -23,7 +23,13 @@ STOPS_MAX = 16
 EXTRA_KEY_MAX = 1024
 FAULTS_SHOWN = 20
 GREEDY_BELOW = 1e-6  # a temperature below this is greedy, as in SGLang 0.5.23
-PER_PROMPT = ("rid", "sampling_params", "return_logprob", "extra_key")  # a list has one for each prompt
+PER_PROMPT = (
+    "rid",
+    "sampling_params",
+    "return_logprob",
+    "logprob_start_len",
+    "extra_key",
+)  # a list has one for each prompt
 NOT_SERVED = (
     "image_data", "video_data", "audio_data", "input_embeds", "lora_path", "return_hidden_states",
     "return_routed_experts", "custom_logit_processor", "top_logprobs_num", "token_ids_logprob",
@@ -109,14 +115,13 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
         flags[name] = row[name] if row.get(name) is not None else False
         if not isinstance(flags[name], bool):
             faults.append(Fault(name, str(flags[name])[:40], "must be true or false"))
-    if row.get("logprob_start_len") not in (None, -1):
-        faults.append(Fault("logprob_start_len", str(row["logprob_start_len"])[:40], "is not served"))
     key = row.get("extra_key")
     if key is not None and (not isinstance(key, str) or len(key) > EXTRA_KEY_MAX):
         faults.append(Fault("extra_key", str(key)[:40], f"must be a text up to {EXTRA_KEY_MAX} characters"))
         key = None
     params = _params(row.get("sampling_params"), model, faults)
     ids = _ids(row, model, faults)
+    start = _logprob_start(row, len(ids), faults) if flags["return_logprob"] is True else None
     if params is not None and ids:
         faults.extend(_context_faults(len(ids), params.max_new_tokens, model.shape.context_length))
     if faults or params is None:
@@ -126,7 +131,20 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
     constraint = VersionConstraint.parse(key) if key else None
     namespace = key if key and constraint is None else ""
     request = Request(str(rid), ids, params, seed, end_ids, namespace=namespace, constraint=constraint)
+    request.logprob_start = start
     return Prompt(request, flags["return_logprob"], flags["return_text_in_logprobs"])
+
+
+def _logprob_start(row: dict[str, Any], prompt: int, faults: list[Fault]) -> int | None:
+    """Where the log-probs of the prompt begin; None where none are asked for (-1 or the prompt's length)."""
+    start = row.get("logprob_start_len")
+    if start is None or start == -1:
+        return None
+    if type(start) is not int or not 0 <= start <= prompt:
+        reason = f"must be -1 or from 0 to the number of prompt tokens, {prompt}"
+        faults.append(Fault("logprob_start_len", str(start)[:40], reason))
+        return None
+    return start if start < prompt else None
 
 
 def _context_faults(prompt: int, new: int, context: int) -> list[Fault]:

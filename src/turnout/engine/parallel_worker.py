@@ -40,12 +40,7 @@ class Follower(Runner):
     def _sample(self, logits: Tensor, draws: Sequence[Draw]) -> Sampled:  # noqa: ARG002
         return Sampled([], [])
 
-    def _score(
-        self,
-        logits: Tensor,  # noqa: ARG002
-        targets: NDArray[np.int64],  # noqa: ARG002
-        temperatures: NDArray[np.float32],  # noqa: ARG002
-    ) -> list[float]:
+    def _score(self, logits: Tensor, targets: NDArray[np.int64]) -> list[float]:  # noqa: ARG002
         return []
 
 

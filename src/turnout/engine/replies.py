@@ -43,11 +43,25 @@ def reply_row(prompt: Prompt, model: LoadedModel) -> dict[str, Any]:
     if not prompt.return_logprob:
         del meta["output_token_logprobs"]
         return row
+    meta["input_token_logprobs"] = input_rows(prompt, model)
     meta["output_token_logprobs_length"] = len(meta["output_token_logprobs"])
     if prompt.text_in_logprobs and model.tokenizer is not None:
         for triple in meta["output_token_logprobs"]:
             triple[2] = model.tokenizer.decode([triple[1]])
     return row
+
+
+def input_rows(prompt: Prompt, model: LoadedModel) -> list[tuple[float | None, int, str | None]]:
+    """SGLang's `input_token_logprobs`: a row per prompt token from `logprob_start_len` on, the first without a
+    log-prob. [] where none were asked for."""
+    request = prompt.request
+    if request.logprob_start is None:
+        return []
+    logprobs = [None, *request.input_logprobs]
+    ids = request.tokens[request.logprob_start : request.logprob_start + len(logprobs)]
+    named = prompt.text_in_logprobs and model.tokenizer is not None
+    texts = [model.tokenizer.decode([i]) if named else None for i in ids]  # type: ignore[union-attr]
+    return list(zip(logprobs, ids, texts))
 
 
 def matched_stop(request: Request, model: LoadedModel) -> int | str | None:
@@ -83,7 +97,7 @@ class Progress:
         self._shown = ShownText(model.tokenizer, params.stop, params.skip_special_tokens)
         self.text = ""
         self.count = 0
-        self._ids, self._pairs, self._json_text = "", "", ""
+        self._ids, self._pairs, self._inputs, self._json_text = "", "", "", ""
 
     def advance(self, spans: VersionSpans) -> tuple[list[int], list[float], str]:
         """Takes over the tokens up to len(spans); returns the new ids, their log-probs and the new text."""
@@ -115,7 +129,9 @@ class Progress:
         if self.prompt.return_logprob:
             meta["output_token_logprobs_length"] = self.count
             self._pairs += comma + json.dumps(self._triples(ids, logprobs))[1:-1]
-            tail = f', "output_token_logprobs": [{self._pairs}]}}'
+            if not self._inputs:
+                self._inputs = json.dumps(input_rows(self.prompt, self._model))
+            tail = f', "input_token_logprobs": {self._inputs}, "output_token_logprobs": [{self._pairs}]}}'
         head = json.dumps(meta)[:-1]
         return f'{{"text": "{self._json_text}", "output_ids": [{self._ids}], "meta_info": {head}{tail}}}'
 

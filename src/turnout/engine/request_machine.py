@@ -86,7 +86,9 @@ class Request:
     that end it) are resolved by whoever makes the request. Requests of different `namespace` share no cached pages;
     `constraint` names the weights that may answer. `hold`: its first token leads to HELD, and `ends` says whether
     that was its last. `remote`: the KV of its prompt comes from another engine and is not there yet. `bootstrap`
-    names the other half of a split request, `moved` what went between the two."""
+    names the other half of a split request, `moved` what went between the two.
+    `input_logprobs` are those of the prompt tokens after position `logprob_start` (None: not asked for), given what
+    stands before each; of the raw logits."""
 
     rid: str
     tokens: list[int]
@@ -110,6 +112,8 @@ class Request:
     seen: tuple[Node | None, int] = (None, 0)  # while it waits: how much of its path others held, last time
     cached: int = 0  # prompt tokens whose KV was in the cache
     preempted: bool = False
+    logprob_start: int | None = None
+    input_logprobs: list[float] = field(default_factory=list)
     hold: bool = False
     ends: bool = False
     made_by: str = ""  # root digest of the weights that made the token it is held at
@@ -129,9 +133,18 @@ class Request:
         return VersionSpans(tuple(self.runs))
 
     @property
+    def unscored(self) -> int | None:
+        """The first position whose row must still give the log-prob of the prompt token after it; None: no row."""
+        if self.logprob_start is None:
+            return None
+        position = self.logprob_start + len(self.input_logprobs)
+        return position if position < self.prompt_tokens - 1 else None
+
+    @property
     def reusable(self) -> int:
-        """Positions whose KV may come from the cache: the last must be computed, since it gives logits."""
-        return len(self.tokens) - 1
+        """Positions whose KV may come from the cache: rows that give logits must be computed."""
+        unscored = self.unscored
+        return len(self.tokens) - 1 if unscored is None else unscored
 
     @property
     def generated(self) -> int:
@@ -153,3 +166,10 @@ class Chunk:
     count: int
     samples: bool
     score_from: int | None = None
+
+    @property
+    def scores(self) -> range:
+        """Positions whose rows give a log-prob."""
+        if self.score_from is None:
+            return range(0)
+        return range(self.score_from, min(self.first + self.count, self.request.prompt_tokens - 1))

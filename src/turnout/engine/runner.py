@@ -87,7 +87,7 @@ class Runner:
         for at in range(0, len(step.scored), HEAD_ROWS):
             part = step.scored[at : at + HEAD_ROWS]
             logits = self.forward.logits(hidden[part[:, 0]])
-            scores.extend(self._score(logits, part[:, 1], step.score_temperature[at : at + HEAD_ROWS]))
+            scores.extend(self._score(logits, part[:, 1]))
         if not len(step.sampling):
             return StepOutput([], [], scores)
         sampled = self._sample(self.forward.logits(hidden[step.sampling]), step.draws)
@@ -96,10 +96,8 @@ class Runner:
     def _sample(self, logits: Tensor, draws: Sequence[Draw]) -> Sampled:
         return sample(logits, draws)
 
-    def _score(
-        self, logits: Tensor, targets: NDArray[np.int64], temperatures: NDArray[np.float32]
-    ) -> list[float]:
-        return score(logits, targets, temperatures)
+    def _score(self, logits: Tensor, targets: NDArray[np.int64]) -> list[float]:
+        return score(logits, targets)
 
 
 def _made(model: LoadedModel, settings: EngineSettings) -> tuple[Forward, Storage]:

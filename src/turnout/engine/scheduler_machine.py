@@ -20,6 +20,7 @@ Owns every live request, its state and its pages. Promises:
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turnout.core.errors import InvariantBroken
@@ -73,7 +74,8 @@ class Scheduler:
         """Queues a request. The caller has refused duplicates, a full queue and what can never fit."""
         if self.knows(request.rid) or not self.fits(len(request.tokens) + request.params.max_new_tokens):
             raise InvariantBroken(f"request {request.rid} is known already or can never fit")
-        if not request.tokens or request.params.max_new_tokens < 1:
+        scores_only = request.params.max_new_tokens == 0
+        if not request.tokens or (scores_only and request.logprob_start is None):
             raise InvariantBroken(f"request {request.rid} has nothing to compute")
         self._arrivals += 1
         request.arrival = self._arrivals
@@ -97,7 +99,7 @@ class Scheduler:
                 continue  # RECEIVING, or preempted by an older one
             if len(request.tokens) - request.computed == 1:
                 if self._take_pages(request, 1):
-                    chunks.append(Chunk(request, request.computed, 1, True))
+                    chunks.append(_chunk(request, 1))
                 continue
             self.pages.adopt(request)
             claim = self.pages.next_page(request)
@@ -106,17 +108,24 @@ class Scheduler:
             count = self._take_pages(request, min(request.pending, left))
             if count:
                 claims.add(claim)
-                chunks.append(Chunk(request, request.computed, count, count == request.pending))
+                chunks.append(_chunk(request, count))
                 left -= count
         return tuple(chunks)
 
-    def computed(self, chunk: Chunk) -> None:
-        """A chunk's KV lies in its pages now."""
+    def computed(self, chunk: Chunk, scores: Sequence[float] = ()) -> bool:
+        """A chunk's KV lies in its pages now, and its rows gave these log-probs of prompt tokens. Returns whether
+        that ended the request, which it does to one that asks for nothing else."""
         request = chunk.request
         if request.state is not State.RUNNING or request.computed != chunk.first:
             raise InvariantBroken(f"{request.rid}: chunk at {chunk.first} was not the planned one")
+        if len(scores) != len(chunk.scores):
+            raise InvariantBroken(f"{request.rid}: {len(scores)} log-probs for {chunk.scores} of its prompt")
         request.computed += chunk.count
+        request.input_logprobs.extend(scores)
         self.pages.share(request)
+        if request.params.max_new_tokens == 0 and not request.pending:
+            self.finish(request, Finish.LENGTH)
+        return request.finish is not None
 
     def flush_cache(self) -> None:
         """Frees all cached pages that no request holds."""
@@ -132,8 +141,10 @@ class Scheduler:
         Returns whether it ended."""
         request.tokens.append(token)
         request.logprobs.append(logprob)
-        count = request.runs.pop()[0] if request.runs and request.runs[-1][1] == version else 0
-        request.runs.append((count + 1, version))
+        if request.runs and request.runs[-1][1] == version:
+            request.runs[-1] = (request.runs[-1][0] + 1, version)
+        else:
+            request.runs.append((1, version))
         if request.hold:
             return False
         if token in request.end_ids:
@@ -287,6 +298,14 @@ class Scheduler:
         self.running.remove(request)
         self._slots.append(request.slot)
         request.slot = -1
+
+
+def _chunk(request: Request, count: int) -> Chunk:
+    """The next `count` positions of a request."""
+    first, unscored = request.computed, request.unscored
+    samples = count == request.pending and request.params.max_new_tokens > 0
+    scored = unscored is not None and unscored < first + count
+    return Chunk(request, first, count, samples, unscored if scored else None)
 
 
 def _arrival(request: Request) -> int:

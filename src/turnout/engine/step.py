@@ -29,8 +29,7 @@ class TableChange:
 class StepInput:
     """`tokens` int64, `positions` int32 and `slots` int32 (lines of the page table), all [rows], rows of one
     sequence neighbouring and in order. `sampling` [draws]: rows that give a token, one Draw each. `scored` int64
-    [n, 2]: rows that also give the log-prob of a known next token, and that token; `score_temperature` float32
-    [n]."""
+    [n, 2]: rows that also give the log-prob of a known next token, and that token."""
 
     tokens: NDArray[np.int64]
     positions: NDArray[np.int32]
@@ -39,7 +38,6 @@ class StepInput:
     sampling: NDArray[np.int64]
     draws: tuple[Draw, ...]
     scored: NDArray[np.int64]
-    score_temperature: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class StepBuilder:
         slots: list[int] = []
         sampling: list[int] = []
         scored: list[tuple[int, int]] = []
-        temperatures: list[float] = []
         changes: list[TableChange] = []
         for chunk in chunks:
             request, first, after = chunk.request, chunk.first, chunk.first + chunk.count
@@ -73,10 +70,7 @@ class StepBuilder:
             positions += range(first, after)
             slots += [request.slot] * chunk.count
             changes.extend(self._changes(chunk))
-            if chunk.score_from is not None:
-                for position in range(chunk.score_from, min(after, request.prompt_tokens - 1)):
-                    scored.append((at + position - first, request.tokens[position + 1]))
-                    temperatures.append(request.params.temperature)
+            scored += [(at + position - first, request.tokens[position + 1]) for position in chunk.scores]
             if chunk.samples:
                 sampling.append(len(tokens) - 1)
         return StepInput(
@@ -87,7 +81,6 @@ class StepBuilder:
             np.array(sampling, np.int64),
             tuple(draws),
             np.array(scored, np.int64).reshape(-1, 2),
-            np.array(temperatures, np.float32),
         )
 
     def _changes(self, chunk: Chunk) -> list[TableChange]:

@@ -125,6 +125,30 @@ def test_a_second_turn_on_cached_pages_equals_one_without_a_cache(bench):
     assert [(r.output, r.logprobs) for r in cached] == [(r.output, r.logprobs) for r in plain]
 
 
+def test_log_probs_of_the_prompt_are_those_it_was_sampled_with(bench):
+    """Prompt and answer of requests at temperature 1, scored as prompts: chunked, cached, preempted, together."""
+    made = requests([(41, 40, {}), (7, 30, {"top_k": 9})])
+    sampled = bench.run(made)
+    for start, new, settings in (
+        (0, 0, {}),
+        (20, 3, {"max_step_tokens": 8}),
+        (5, 0, {"max_total_tokens": 96}),
+    ):
+        scored = []
+        for at, request in enumerate(made):
+            tokens = request.tokens[: request.prompt_tokens] + sampled[request.rid][0]
+            params = SamplingParams(max_new_tokens=new, temperature=0.3, ignore_eos=True)
+            scored.append(
+                Request(f"s{at}", tokens, params, at, logprob_start=min(start, request.prompt_tokens - 1))
+            )
+        bench.run([*requests()[:2], *scored] if not new else scored, **settings)
+        for request, original in zip(scored, made):
+            assert len(request.input_logprobs) == request.prompt_tokens - 1 - request.logprob_start
+            answer = sampled[original.rid][1]
+            tail = request.input_logprobs[-len(answer) :]
+            assert tail == pytest.approx(answer, abs=2e-6) and request.generated == new
+
+
 def test_chunked_prefill_equals_one_shot(bench):
     assert bench.run(requests(), max_step_tokens=8) == bench.run(requests(), max_step_tokens=512)
 

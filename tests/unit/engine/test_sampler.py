@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnout.engine.sampler import Draw, sample, uniforms
+from turnout.engine.sampler import SELECTED, Draw, sample, score, uniforms
 from turnout.protocol.sglang import SamplingParams
 
 VOCABULARY = 1000
@@ -95,6 +95,33 @@ def test_a_row_does_not_depend_on_the_others(dtype, threads):
         torch.set_num_threads(before)
     assert together.tokens == [a.tokens[0] for a in alone] == mirrored.tokens[::-1]
     assert together.logprobs == [a.logprobs[0] for a in alone] == mirrored.logprobs[::-1]
+
+
+@pytest.mark.parametrize(
+    "row", [{"top_p": 0.9}, {"top_k": 900}, {"min_p": 0.001}, {"top_k": 700, "top_p": 0.99}]
+)
+def test_a_nucleus_wider_than_the_first_look_is_exact(row):
+    torch.manual_seed(3)
+    logits = torch.cat([torch.randn(6, 4 * SELECTED) * scale for scale in (0.3, 1.0, 4.0)])
+    draws = [Draw(SamplingParams(**row), i, 7 * i) for i in range(18)]
+    got = sample(logits, draws)
+    assert got.tokens == [dumb(logits[i].double().tolist(), draw)[0] for i, draw in enumerate(draws)]
+
+
+@pytest.mark.parametrize("kept", [3, 600])
+def test_of_equal_weights_at_the_edge_the_lowest_ids_stay(kept):
+    logits = torch.zeros(400, 2 * SELECTED)
+    logits[:, 5] = 2.0
+    got = sample(logits, [Draw(SamplingParams(top_k=kept), i, i) for i in range(400)])
+    assert max(got.tokens) < max(kept, 6) and len(set(got.tokens)) > min(kept, 50) - 1
+
+
+def test_a_score_is_the_log_prob_of_a_draw_at_temperature_1():
+    torch.manual_seed(4)
+    logits = torch.randn(70, VOCABULARY) * 3
+    for row in ({}, {"top_k": 5}):
+        got = sample(logits, [Draw(SamplingParams(**row), i, i) for i in range(70)])
+        assert score(logits, np.array(got.tokens)) == pytest.approx(got.logprobs, abs=1e-6)
 
 
 def test_greedy_takes_the_lowest_id_among_equals_and_never_a_banned_one():

@@ -245,7 +245,7 @@ def test_submit_refuses_what_its_caller_must_have_refused():
         Request("a", [1], SamplingParams(max_new_tokens=1), 0),
         Request("b", [1] * 5, SamplingParams(max_new_tokens=4), 0),
         Request("c", [], SamplingParams(max_new_tokens=1), 0),
-        Request("d", [1], SamplingParams(max_new_tokens=0), 0),
+        Request("d", [1], SamplingParams(max_new_tokens=0), 0),  # asks for nothing
     ):
         with pytest.raises(InvariantBroken):
             scheduler.submit(request)
@@ -385,3 +385,33 @@ def test_when_two_compute_the_same_page_one_of_both_is_kept():
             engine.scheduler.accept(chunk.request, 50, -1.0, "v")
     assert same[0].pages[0] == same[1].pages[0] and same[0].depth == same[1].depth == 1
     engine.scheduler.check()
+
+
+def test_log_probs_of_the_prompt_are_asked_for_once_and_survive_preemption():
+    engine = machine(pages=60, max_step_tokens=8)
+    engine.submit(30, 2)
+    engine.drain()  # all of the prompt is cached now
+    scheduler = engine.scheduler
+    request = Request("s", prompt_of(0, 30), SamplingParams(max_new_tokens=0), 0, logprob_start=10)
+    scheduler.submit(request)
+    asked: list[int] = []
+    while request.finish is None:
+        for chunk in scheduler.plan():
+            assert not chunk.samples
+            asked += chunk.scores
+            scheduler.computed(chunk, [-float(at) for at in chunk.scores])
+            scheduler.check()
+        if len(asked) == 14:
+            scheduler.retract_all()
+            scheduler.flush_cache()
+    assert request.cached == 8  # pages before position 10 only
+    assert asked == list(range(10, 29)) and request.input_logprobs == [-float(at) for at in asked]
+    assert request.finish is Finish.LENGTH and request.output == [] and scheduler.preemptions == 1
+
+
+def test_a_log_prob_of_the_prompt_too_few_or_too_many_is_found():
+    scheduler = machine().scheduler
+    scheduler.submit(Request("s", [1, 2, 3], SamplingParams(max_new_tokens=1), 0, logprob_start=0))
+    (chunk,) = scheduler.plan()
+    with pytest.raises(InvariantBroken, match="of its prompt"):
+        scheduler.computed(chunk, [-1.0])
