@@ -108,6 +108,29 @@ def test_text_stop_ids_stop_strings_and_minimum(calm):
     assert row["output_ids"] == tokens[: len(row["output_ids"])] and len(row["output_ids"]) <= letters + 1
 
 
+def test_log_probs_of_the_prompt(calm):
+    def ask(ids, new, start, **params):
+        row = {"max_new_tokens": new, "ignore_eos": True, "sampling_seed": 5} | params
+        body = {"input_ids": ids, "sampling_params": row, "return_logprob": True, "logprob_start_len": start}
+        return calm.call("/generate", body)
+
+    tokens, logprobs = parts(calm.generate(PROMPT, 40))
+    whole = [*PROMPT, *tokens]
+    status, row = ask(whole, 0, 0, temperature=0.3)
+    pairs = row["meta_info"]["input_token_logprobs"]
+    assert status == 200 and row["output_ids"] == [] and row["meta_info"]["finish_reason"]["type"] == "length"
+    assert pairs[0] == [None, PROMPT[0], None] and [pair[1] for pair in pairs] == whole
+    assert [pair[0] for pair in pairs[len(PROMPT) :]] == pytest.approx(logprobs, abs=1e-5)
+    status, row = ask(whole, 2, 36)
+    assert row["meta_info"]["input_token_logprobs"] == [[None, whole[36], None], *pairs[37:]]
+    assert row["meta_info"]["completion_tokens"] == 2 and row["meta_info"]["cached_tokens"] == 32
+    for start in (-1, len(whole)):
+        assert ask(whole, 2, start)[1]["meta_info"]["input_token_logprobs"] == []
+    for start in (len(whole) + 1, -2, "0", True):
+        status, row = ask(whole, 2, start)
+        assert status == 400 and "logprob_start_len" in row["error"]["message"]
+
+
 def test_no_new_tokens_is_legal(calm):
     status, row = calm.generate(PROMPT, 0)
     assert (
@@ -135,6 +158,8 @@ BAD = [
     ({"input_ids": [1], "sampling_params": {"top_p": 0}}, "top_p"),
     ({"input_ids": [1], "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens"),
     ({"input_ids": [1], "sampling_params": {"stop_token_ids": [999]}}, "stop_token_ids"),
+    ({"input_ids": [1], "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 3}}, "min_new_tokens"),
+    ({"input_ids": [1], "return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
     ({"input_ids": [1], "sampling_params": {"sampling_seed": "x"}}, "sampling_seed"),
     ({"input_ids": [1], "sampling_params": {"stop": [1]}}, "stop"),
     ({"input_ids": [1], "sampling_params": {"n": 4}}, "n = 4"),

@@ -170,6 +170,9 @@ def _params(row: Any, model: LoadedModel, faults: list[Fault]) -> SamplingParams
     except (ValueError, TypeError) as fault:
         faults.append(Fault("sampling_params", "", str(fault)))
         return None
+    if params.min_new_tokens > params.max_new_tokens:
+        most = f"must be at most max_new_tokens, {params.max_new_tokens}"
+        faults.append(Fault("min_new_tokens", str(params.min_new_tokens), most))
     if any(params.stop) and (len(params.stop) > STOPS_MAX or model.tokenizer is None):
         faults.append(Fault("stop", "", f"at most {STOPS_MAX}, and only where the model has a tokenizer"))
     if not _all_tokens(params.stop_token_ids, model.shape.vocab_size):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 from tests.engine_models import KINDS, make_model
+from turnout.core.types import Finish
 from turnout.engine.core import EngineCore
 from turnout.engine.linear import row_blocks
 from turnout.engine.model import load_model
@@ -177,6 +178,37 @@ def test_a_cut_and_resumed_request_equals_an_uncut_one(bench):
         resumed.params = SamplingParams(max_new_tokens=17 - cut, ignore_eos=True, temperature=0.7, top_p=0.9)
         tokens, logprobs = bench.run([resumed, *requests()[2:]])["r1"]
         assert tokens == whole["r1"][0][cut:] and logprobs == whole["r1"][1][cut:], prompt
+
+
+def test_a_request_aborted_at_any_token_goes_on_on_another_engine(bench):
+    """The client's side of it: what came is sent again behind the prompt, with the same seed, elsewhere."""
+    new = 20
+    row = {"temperature": 0.7, "top_p": 0.9, "ignore_eos": True}
+    prompt = requests([(41, 1, {})])[0].tokens
+    whole = bench.run([Request("whole", list(prompt), SamplingParams(max_new_tokens=new, **row), 77)])[
+        "whole"
+    ]
+    cut = {
+        f"cut{at}": Request(f"cut{at}", list(prompt), SamplingParams(max_new_tokens=new, **row), 77)
+        for at in range(1, new)
+    }
+    settings = EngineSettings(bench.folder, dtype=bench.dtype, max_total_tokens=4096, max_running_requests=8)
+    first = EngineCore(bench.model, settings, lambda request: None)
+    for request in cut.values():
+        first.submit(request)
+    while first.step():
+        for rid, request in cut.items():
+            if request.finish is None and rid == f"cut{request.generated}":
+                first.abort(rid, "cut")
+    resumed = [
+        Request(rid, list(request.tokens), SamplingParams(max_new_tokens=new - request.generated, **row), 77)
+        for rid, request in cut.items()
+    ]
+    rest = bench.run(resumed)
+    for at, (rid, request) in enumerate(cut.items(), start=1):
+        assert request.finish is Finish.ABORT and request.generated == at
+        tokens, logprobs = rest[rid]
+        assert (request.output + tokens, request.logprobs + logprobs) == whole
 
 
 def test_logprobs_are_those_of_a_plain_forward(bench):
