@@ -20,7 +20,7 @@ from turnout.engine import llama
 from turnout.engine.core import EngineCore
 from turnout.engine.model import load_model
 from turnout.engine.packed import DEPTH, TILE, PackedStorage, blocks, depth_blocks
-from turnout.engine.scheduler_machine import Request
+from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
 from turnout.engine.shape import ModelShape
 from turnout.native.loader import library, path_taken
