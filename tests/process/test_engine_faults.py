@@ -80,7 +80,13 @@ def test_seeds_of_any_size_and_no_new_tokens(server):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 def test_a_client_that_disconnects_ends_its_request(server, stream, path):
-    where = urlsplit(server.url)
+    def aborted() -> float:
+        lines = server.call("/metrics")[1].splitlines()
+        return next(
+            float(li.split()[-1]) for li in lines if li.startswith("sglang:num_aborted_requests_total")
+        )
+
+    where, before = urlsplit(server.url), aborted()
     own = {"prompt": PROMPT, "max_tokens": 500, "ignore_eos": True}
     data = json.dumps((LONG if path == "/generate" else own) | {"stream": stream}).encode()
     for _ in range(3):
@@ -89,6 +95,7 @@ def test_a_client_that_disconnects_ends_its_request(server, stream, path):
             client.sendall(head.encode() + data)
             server.wait_for(lambda load: load["num_running_reqs"] == 1)
         server.wait_for(lambda load: load["num_total_reqs"] == 0 and load["num_used_tokens"] == 0, 10.0)
+    assert aborted() == before + 3  # none of them ran to its end
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body(server):
