@@ -94,6 +94,16 @@ def test_with_an_admin_token_and_in_float32(tmp_path, monkeypatch):
     assert "(float32)" in shown and "kit-secret" not in shown
 
 
+def test_two_tensor_parallel_ranks(tmp_path):
+    only = (
+        "--only",
+        "^(log-probs|versions|pause|refusals)|update_from|stale_prefix|updates_under_load|in_company",
+    )
+    status, report, shown = run_kit(tmp_path, "--engine-flag", "tp-size=2", *only)
+    assert (status, report["failed"]) == (0, 0), shown
+    assert {c["name"] for c in report["checks"] if c["result"] == "absent"} <= set(ABSENT), shown
+
+
 @pytest.mark.parametrize("words", [["--engine", "nowhere"], ["--admin-token-env", "KIT_NO_SUCH_VARIABLE"]])
 def test_a_command_line_that_cannot_work_is_refused(tmp_path, words):
     command = [sys.executable, "-m", "turnout.cli.main", "bench", "conformance", *words]
