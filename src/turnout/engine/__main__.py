@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
         "context_length": int,
         "served_model_name": str,
         "request_timeout_s": float,
+        "update_timeout_s": float,
     }
     for name, declared in EngineSettings.__dataclass_fields__.items():
         if name in ("admin_token", "allowed_roots"):

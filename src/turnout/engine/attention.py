@@ -50,11 +50,21 @@ class KvCache:
     def __post_init__(self) -> None:
         if self.head_dim % 8:
             raise ModelError(Fault("head_dim", str(self.head_dim), "must be a multiple of 8"))
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Takes the memory; the cache is empty then."""
         padded = -(-self.head_dim // 16) * 16
         key_shape = (self.pages, self.kv_heads, self.head_dim, PAGE)
         value_shape = (self.pages, self.kv_heads, PAGE, padded)
         self.keys = [torch.zeros(key_shape, dtype=self.dtype) for _ in range(self.layers)]
         self.values = [torch.zeros(value_shape, dtype=self.dtype) for _ in range(self.layers)]
+
+    def release(self) -> int:
+        """Frees the memory and returns how many bytes that were; nothing may be computed until `allocate`."""
+        freed = self.nbytes
+        self.keys, self.values = [], []
+        return freed
 
     @property
     def nbytes(self) -> int:

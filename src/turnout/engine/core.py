@@ -1,8 +1,8 @@
 """The engine without threads or HTTP: scheduler, runner and live weights behind one set of commands.
 
 Owned by one thread. Every command acts between two steps, so at a token boundary. Promises: tokens carry the
-label of the weights that made them; a failed activation leaves the engine fenced (nothing is served until a
-good update); what was refused changed nothing.
+label of the weights that made them; an engine whose memory is released, or whose weights are stale since then, is
+fenced (nothing is served until a full update); what was refused changed nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet
+from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet, WeightError
 from turnout.core.types import Finish
+from turnout.engine.memory import WEIGHTS, Memory, Released
 from turnout.engine.metrics import EngineMetrics
 from turnout.engine.model import LoadedModel, load_model
 from turnout.engine.parallel import ParallelEngine
@@ -35,7 +36,8 @@ PAUSE_MODES = ("abort", "retract", "in_place")
 
 @dataclass(frozen=True)
 class Attested:
-    """What is served: `root` was computed from the live tensors at wall time `at`."""
+    """What is served: `root` was computed from the live tensors at wall time `at`; `verified` is full where all
+    of them were read for that, incremental where tensors kept the digest of an earlier update."""
 
     version: str
     root: str
@@ -68,6 +70,15 @@ class Activation:
     flush: bool
 
 
+@dataclass(frozen=True)
+class Activated:
+    """`met` requests were there when the weights changed; the engine stood still for `pause_s` seconds."""
+
+    attested: Attested
+    met: int
+    pause_s: float
+
+
 class EngineCore:
     """See the module. `on_end` is called on the owning thread with every request that ends, `on_phase` with every
     split request (engine.pd) that was queued, held, given pages to receive into, or ended."""
@@ -92,7 +103,7 @@ class EngineCore:
                 settings.max_step_tokens,
             )
         )
-        self.fenced: str | None = None
+        self.memory = Memory(self.runner, self.weights)
         self.load = Load()
         self.metrics = EngineMetrics()
         self._on_end = on_end
@@ -108,6 +119,11 @@ class EngineCore:
             return cls(load_model(settings), settings, on_end)
         ranks = start_ranks(settings)
         return cls(ranks.model, settings, on_end, ranks)
+
+    @property
+    def fenced(self) -> str | None:
+        """Why nothing can be served now; None where it can."""
+        return self.memory.fence
 
     @property
     def reports(self) -> tuple[RankReport, ...]:
@@ -189,13 +205,17 @@ class EngineCore:
 
     def rename(self, label: str) -> None:
         """Gives the weights that are loaded another label; tokens from here on carry it."""
-        self.attested = Attested(label, self.attested.root, self.attested.at)
+        self.attested = replace(self.attested, version=label)
         self._end_unmet()
 
-    def activate(self, activation: Activation) -> tuple[Attested, int]:
-        """Puts staged weights into place. Returns what is attested and how many requests it met; raises
-        WeightError, with nothing changed, where another update came between."""
+    def activate(self, activation: Activation) -> Activated:
+        """Puts staged weights into place. Raises WeightError, with nothing changed, where another update came
+        between, or where memory is released or stale and this is no full update of it."""
         began = time.monotonic()
+        if WEIGHTS in self.memory.released:
+            raise WeightError("the weights' memory is released; resume it before an update")
+        if self.memory.stale is not None and not activation.staged.full:
+            raise WeightError(f"{self.memory.stale}, and this update leaves tensors out")
         root = self.weights.activate(activation.staged)  # first: it may refuse
         met = len(self.scheduler.running) + len(self.scheduler.waiting)
         if activation.abort_all:
@@ -204,11 +224,26 @@ class EngineCore:
             self.scheduler.retract_all()
             self._ended(self.scheduler.abort_held("the weights changed before its KV was read"))
         self.scheduler.forget_cache()
-        self.fenced = None
-        self.attested = Attested(activation.label, root, time.time())
+        self.memory.stale = None
+        verified = "full" if activation.staged.full else "incremental"
+        self.attested = Attested(activation.label, root, time.time(), verified=verified)
         self._end_unmet()
-        self.metrics.updated(time.monotonic() - began)
-        return self.attested, met
+        pause_s = time.monotonic() - began
+        self.metrics.updated(pause_s)
+        return Activated(self.attested, met, pause_s)
+
+    def release(self, tags: Sequence[str]) -> Released:
+        """Gives memory back; raises UserError for an unknown tag, or while requests run or wait."""
+        self._need_idle("release_memory_occupation")
+        self.scheduler.flush_cache()
+        return self.memory.release(tags)
+
+    def spoil(self, noise: Staged) -> None:
+        """Puts noise in place of the weights, which are stale from then on; only while nothing runs or waits."""
+        self._need_idle("reset_tensors")
+        self.scheduler.flush_cache()
+        self.weights.activate(noise)
+        self.memory.stale = "tensors were reset, so a full update is needed"
 
     def step(self) -> bool:
         """Runs one step; False where there is nothing to do."""
@@ -236,6 +271,11 @@ class EngineCore:
     def check(self) -> None:
         """Raises InvariantBroken where a page, slot, token or request is lost."""
         self.scheduler.check()
+
+    def _need_idle(self, what: str) -> None:
+        if not self.idle():
+            held = f"{len(self.scheduler.running)} requests run and {len(self.scheduler.waiting)} wait"
+            raise UserError(Fault(what, "", held, "abort them, or wait for their end"))
 
     def _end_unmet(self) -> None:
         """Ends the requests, waiting or running, whose constraint the weights that are served now do not meet:

@@ -100,6 +100,12 @@ class PackedStorage:
         self._live.update(buffers)
         self.generation += 1
 
+    def release(self) -> int:
+        freed = sum(buffer.nbytes for buffer in self._live.values())
+        self._live = {name: torch.empty(0, dtype=torch.bfloat16) for name in self._live}
+        self.generation += 1
+        return freed
+
     @staticmethod
     def _call(function: str, source: int, part: Matrix, target: int) -> None:
         """A C function of native/products.c or digest.c over one matrix."""

@@ -116,6 +116,13 @@ class ParallelRunner(Runner):
         )
         self._crew = crew
 
+    def release_cache(self) -> int:
+        return super().release_cache() + sum(self._crew.steps.ask(("release_cache",)))
+
+    def restore_cache(self) -> None:
+        self._crew.steps.ask(("restore_cache",))
+        super().restore_cache()
+
     def run(self, step: StepInput) -> StepOutput:
         self._crew.steps.tell(("run", step))
         try:

@@ -139,6 +139,13 @@ class ParallelStorage:
         self._steps.ask(("swap", {name: buffer.key for name, buffer in buffers.items()}))
         self._shard.swap({name: buffer.local for name, buffer in buffers.items()})
 
+    def release(self) -> int:
+        """All ranks between the same two steps."""
+        self._weights.ask(
+            ("staged",)
+        )  # has the ranks forget what nobody here holds; else it would stay there
+        return self._shard.local.release() + sum(self._steps.ask(("release_weights",)))
+
 
 def _cut(whole: NDArray[np.unsignedinteger], part: Piece) -> NDArray[np.unsignedinteger]:
     if part.axis is None:

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.engine.memory import give_back
 from turnout.engine.parallel_group import Group
 from turnout.engine.parallel_model import ParallelForward, load_shard
 from turnout.engine.parallel_plan import VICTIM_STATUS, RankReport
@@ -65,6 +66,12 @@ class Worker:
             elif verb == "swap":
                 self.storage.swap({buffer: self._staged[key] for buffer, key in arguments[0].items()})
                 channel.send(None)
+            elif verb == "release_weights":
+                channel.send(_given_back(self.storage.local.release))
+            elif verb == "release_cache":
+                channel.send(_given_back(self.runner.release_cache))
+            elif verb == "restore_cache":
+                channel.send(self.runner.restore_cache())
             elif verb == "report":
                 channel.send(self._report)
                 self._group.limit(self._settings.rank_timeout_s)
@@ -98,6 +105,12 @@ class Worker:
         if key != LIVE:
             return self._staged[key], name
         return self.storage.live(self.storage.specs[name].buffer), name
+
+
+def _given_back(release: Callable[[], int]) -> int:
+    freed = release()
+    give_back()
+    return freed
 
 
 def guarded(work: Callable[[Connection], None], channel: Connection) -> NoReturn:

@@ -6,13 +6,10 @@ Promises: every refusal is a BadRequest with all faults of the body, raised befo
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from turnout.core.errors import Fault, UserError
 from turnout.engine.core import PAUSE_MODES
-from turnout.engine.settings import EngineSettings
 
 RID_MAX = 256
 TIMEOUT_MAX_S = 3600.0
@@ -22,16 +19,6 @@ class BadRequest(UserError):
     """A body that is refused with 400."""
 
     title = "request refused"
-
-
-@dataclass(frozen=True)
-class Update:
-    """POST /update_weights_from_disk. `label` None means: the version that the folder's manifest names."""
-
-    folder: Path
-    label: str | None
-    abort_all: bool
-    flush: bool
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -71,40 +58,3 @@ def parse_timeout(text: str | None) -> float:
     if not 0.0 <= seconds <= TIMEOUT_MAX_S:
         raise BadRequest(Fault("timeout", str(text)[:40], f"must be seconds from 0 to {TIMEOUT_MAX_S:g}"))
     return seconds
-
-
-def parse_update(row: dict[str, Any], settings: EngineSettings) -> Update:
-    """Defaults as in SGLang 0.5.23: abort_all_requests false, flush_cache true."""
-    faults: list[Fault] = []
-    path, label, load_format = row.get("model_path"), row.get("weight_version"), row.get("load_format")
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise BadRequest(Fault("model_path", str(path), "must be a folder"))
-    if label is not None and (not isinstance(label, str) or not 0 < len(label) <= RID_MAX):
-        faults.append(Fault("weight_version", str(label)[:40], "must be a text"))
-    if load_format not in (None, "auto", "safetensors"):
-        faults.append(Fault("load_format", str(load_format), "must be auto or safetensors"))
-    flags = {}
-    for name, default in (("abort_all_requests", False), ("flush_cache", True)):
-        flags[name] = row.get(name, default)
-        if not isinstance(flags[name], bool):
-            faults.append(Fault(name, str(flags[name]), "must be true or false"))
-    folder = Path(path).resolve()
-    roots = [root.resolve() for root in settings.allowed_roots]
-    if not any(folder.is_relative_to(root) for root in roots) and (roots or not settings.loopback):
-        faults.append(Fault("model_path", path, "lies outside the folders that updates may read from"))
-    if faults:
-        raise BadRequest(faults)
-    return Update(folder, label, flags["abort_all_requests"], flags["flush_cache"])
-
-
-def parse_label(row: dict[str, Any]) -> tuple[str, bool]:
-    """Label and whether to abort all requests (SGLang's default is true) of /update_weight_version."""
-    label, abort_all = row.get("new_version"), row.get("abort_all_requests", True)
-    faults: list[Fault] = []
-    if not isinstance(label, str) or not 0 < len(label) <= RID_MAX:
-        faults.append(Fault("new_version", str(label)[:40], "must be a text"))
-    if not isinstance(abort_all, bool):
-        faults.append(Fault("abort_all_requests", str(abort_all), "must be true or false"))
-    if faults:
-        raise BadRequest(faults)
-    return str(label), bool(abort_all)

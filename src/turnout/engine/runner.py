@@ -77,6 +77,14 @@ class Runner:
         width = -(-shape.context_length // settings.page_tokens)
         self._table = np.zeros((settings.max_running_requests, width), np.int32)
 
+    def release_cache(self) -> int:
+        """Frees the KV cache; returns how many bytes that were. Nothing may run until `restore_cache`."""
+        return self.cache.release()
+
+    def restore_cache(self) -> None:
+        """Takes the memory of the KV cache again; it is empty."""
+        self.cache.allocate()
+
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
         """Computes the rows, writing their KV; samples and scores what the step asks for."""

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from turnout import __version__
 from turnout.core.errors import EngineBusy, TurnoutError, UserError, VersionUnmet
-from turnout.engine.control import Control
+from turnout.engine.control import Control, ControlCalls
 from turnout.engine.events import send_events
 from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
@@ -27,6 +27,8 @@ from turnout.engine.replies import generate_events, reply_row
 from turnout.engine.reports import Reports
 from turnout.engine.request_machine import Request
 from turnout.engine.requests import parse_object
+from turnout.engine.update_calls import UpdateCalls
+from turnout.engine.weight_calls import WeightCalls
 from turnout.native.loader import path_taken
 from turnout.protocol.sglang import SamplingParams
 
@@ -42,7 +44,8 @@ class Server:
     def __init__(self, compute: ComputeThread) -> None:
         self.compute, self.settings = compute, compute.settings
         self.pair = Disaggregation(compute)
-        self.control = Control(compute)
+        self.updates = UpdateCalls(compute)
+        self.controls = (Control(compute), self.updates, WeightCalls(compute, self.updates.updates))
         self.started = time.time()
 
     def app(self) -> web.Application:
@@ -61,7 +64,7 @@ class Server:
                 web.get("/ping", self.health),
                 *Reports(self.compute).routes(),
                 *OpenAIApi(self.compute, self.pair).routes(),
-                *self.control.routes(),
+                *[route for calls in self.controls for route in calls.routes()],
             ]
         )
         return app
@@ -69,8 +72,8 @@ class Server:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Checks the admin token of control calls and turns our errors into answers."""
-        controls = isinstance(getattr(handler, "__self__", None), Control)
-        if controls and not self.control.authorised(request):
+        calls = getattr(handler, "__self__", None)
+        if isinstance(calls, ControlCalls) and not calls.authorised(request):
             return _error("control calls need the admin token", 401)
         try:
             return await handler(request)
@@ -108,8 +111,9 @@ class Server:
         return web.Response()
 
     async def health_generate(self, _request: web.Request) -> web.Response:
-        """200 when one token was really generated. A paused engine generates nothing: there it is /health."""
-        if self.compute.core.fenced is None and self.compute.core.scheduler.paused:
+        """200 when one token was really generated. An engine that is paused, has given its memory back or waits
+        for weights was told to generate nothing: there it is /health."""
+        if self.compute.core.fenced is not None or self.compute.core.scheduler.paused:
             return await self.health(_request)
         params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
         probe = Request(f"health-{secrets.token_hex(12)}", [0], params, seed=0)

@@ -28,7 +28,8 @@ class EngineSettings:
     `rank_timeout_s` ends the engine. `context_length` None takes the model's. `allowed_roots`: folders that
     updates may read from; empty means any folder, on a loopback host only. Port 0 lets the system choose.
     `disaggregation_mode` makes this one half of a PD pair (docs/guides/pd.md): `disaggregation_timeout_s` bounds
-    each wait for the other half; `disaggregation_transfer` auto takes shared memory where both are on one host."""
+    each wait for the other half; `disaggregation_transfer` auto takes shared memory where both are on one host.
+    `update_timeout_s` bounds every step of a weight update: staging, a group's meeting, the wait for tensors."""
 
     model_path: Path
     engine_id: str = "engine-0"
@@ -56,6 +57,7 @@ class EngineSettings:
     disaggregation_bootstrap_port: int = 0
     disaggregation_timeout_s: float = 120.0
     disaggregation_transfer: str = "auto"
+    update_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         faults = [fault for fault in self._faults() if fault is not None]
@@ -107,6 +109,7 @@ class EngineSettings:
             wrong(self.row_block < 8, "row_block", "must be at least 8"),
             wrong(not 0 <= self.port < 65536, "port", "must be from 0 to 65535"),
             wrong(self.request_timeout_s <= 0, "request_timeout_s", "must be above 0"),
+            wrong(self.update_timeout_s <= 0, "update_timeout_s", "must be above 0"),
             wrong(
                 self.disaggregation_mode not in DISAGGREGATION_MODES,
                 "disaggregation_mode",

@@ -55,6 +55,11 @@ class Storage(Protocol):
         """Puts new buffers in place of the live ones. Called between two steps."""
         ...
 
+    def release(self) -> int:
+        """Frees the memory of the live buffers and returns how many bytes that were. From then on only `fresh`
+        and a `swap` of every buffer are called."""
+        ...
+
 
 class ModuleStorage:
     """The parameters of a torch module. Stacked experts are taken apart: a checkpoint has one tensor per expert
@@ -96,6 +101,13 @@ class ModuleStorage:
     def swap(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             self._parameters[name].data = buffer
+
+    def release(self) -> int:
+        freed = 0
+        for parameter in self._parameters.values():
+            freed += parameter.data.untyped_storage().nbytes()
+            parameter.data = torch.empty(1, dtype=parameter.dtype).expand(parameter.shape)  # one element
+        return freed
 
 
 SAFETENSORS = {torch.bfloat16: "BF16", torch.float32: "F32"}

@@ -8,7 +8,8 @@ after they were written. An update may name some tensors only: the others keep t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from turnout.engine.storage import Bits, Buffer, Storage
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import finish, root_digest
 from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
-from turnout.weights.tensors import HostTensor, nonfinite_count
+from turnout.weights.tensors import ITEM_BYTES, HostTensor, nonfinite_count
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a derived buffer that old Llama checkpoints carry
 EXACT = {("BF16", "BF16"), ("F32", "F32"), ("BF16", "F32"), ("F16", "F32")}
@@ -51,6 +52,11 @@ class LiveWeights:
     @property
     def root(self) -> str:
         return root_digest(self.lines)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of the model in their live dtypes, a tied one as often as it has names."""
+        return sum(math.prod(s.shape) * ITEM_BYTES[s.dtype] for s in self.storage.specs.values())
 
     def stage_folder(self, folder: Path, may_round: bool = False) -> Staged:
         """A whole checkpoint folder. `may_round` lets float32 values be rounded to bf16, as at the start only."""
@@ -84,8 +90,14 @@ class LiveWeights:
         self.generation += 1
         return staged.root
 
+    def release(self) -> int:
+        """Frees the live buffers: from here on only a full update can be staged. Returns bytes freed."""
+        self.generation += 1
+        self.lines = {}
+        return self.storage.release()
+
     def read(self, name: str) -> HostTensor:
-        """A copy of one live tensor; raises WeightError for an unknown name."""
+        """A copy of one live tensor; raises WeightError for an unknown name. Not while they are released."""
         spec = self.storage.specs.get(name)
         if spec is None:
             raise WeightError(f"{name} is not a tensor of this model")
@@ -143,21 +155,31 @@ class Staging:
         self._storage.write(buffer, tensor.name, bits)
         self._given[tensor.name] = tensor.dtype
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with the tensors that came so far."""
+        return tuple(self._faults)
+
+    @property
+    def count(self) -> int:
+        """Tensors that came so far and were taken."""
+        return len(self._given)
+
     def seal(self, complete: bool) -> Staged:
         """Checks what came in and digests it. `complete`: every tensor of the model must have come. Raises
         WeightError with all faults."""
         given = {n for names in self._storage.tied if self._given.keys() & set(names) for n in names}
         given |= self._given.keys()
-        missing = [name for name in self._storage.specs if name not in given] if complete else []
-        faults = [*self._faults, *(f"{name} is missing" for name in missing)]
-        if not complete and not self._given and not faults:
+        missing = [name for name in self._storage.specs if name not in given]
+        faults = [*self._faults, *(f"{name} is missing" for name in missing if complete)]
+        if not self._given and not faults:
             faults.append("no tensor came")
         if faults:
             more = f"; and {len(faults) - FAULTS_SHOWN} more" if len(faults) > FAULTS_SHOWN else ""
             raise WeightError("; ".join(faults[:FAULTS_SHOWN]) + more)
         self._carry_over(given)
-        lines = self._lines(complete)
-        return Staged(self._buffers, lines, root_digest(lines), complete, self._generation)
+        lines = self._lines(full=not missing)
+        return Staged(self._buffers, lines, root_digest(lines), not missing, self._generation)
 
     def _carry_over(self, given: set[str]) -> None:
         """Tensors that share a buffer with a new one and did not come themselves are copied from the live one."""
@@ -166,8 +188,8 @@ class Staging:
             if buffer is not None and name not in given:
                 self._storage.write(buffer, name, self._storage.read(self._storage.live(spec.buffer), name))
 
-    def _lines(self, complete: bool) -> dict[str, Line]:
-        if complete:
+    def _lines(self, full: bool) -> dict[str, Line]:
+        if full:
             return {n: self._digest(n, dtype) for n, dtype in self._given.items()}
         lines = dict(self._weights.lines)
         for name, dtype in self._given.items():
@@ -203,6 +225,22 @@ def stage_tensors(weights: LiveWeights, tensors: Iterable[HostTensor]) -> Staged
     for tensor in tensors:
         staging.add(tensor)
     return staging.seal(complete=False)
+
+
+def noise(weights: LiveWeights, keep: Callable[[str], bool]) -> Staged:
+    """A full update of random values of about 1/32; tensors of which `keep` says so stay as they are."""
+    staging = Staging(weights, may_round=True)
+    followers = {name for names in weights.storage.tied for name in names[1:]}
+    random = np.random.default_rng()
+    for name, spec in weights.storage.specs.items():
+        if name in followers:
+            continue
+        if keep(name):
+            staging.add(weights.read(name))
+            continue
+        values = random.standard_normal(math.prod(spec.shape), np.float32) / np.float32(32)
+        staging.add(HostTensor(name, "F32", spec.shape, values.view(np.uint32)))
+    return staging.seal(complete=True)
 
 
 def _as_live(tensor: HostTensor, live: str) -> Bits:

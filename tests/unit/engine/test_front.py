@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.engine_models import add_tokenizer, config, make_model
 from turnout.core.errors import ConfigError, ModelError, WeightError
 from turnout.core.types import Finish
-from turnout.engine.core import Attested
+from turnout.engine.core import Activated, Attested
 from turnout.engine.loop import ComputeThread
 from turnout.engine.model import load_model
 from turnout.engine.request_machine import Request
@@ -109,6 +109,7 @@ class SlowCompute:
         self.settings = EngineSettings(MODEL)
         self.go, self.entered = threading.Event(), threading.Event()
         self.core = SimpleNamespace(weights=SimpleNamespace(stage_folder=self.stage_folder), fenced=None)
+        self.attested = Attested("w", "a" * 32, 0.0)
         self.fault: WeightError | None = None
 
     def stage_folder(self, folder: Path) -> Any:
@@ -119,7 +120,7 @@ class SlowCompute:
         return SimpleNamespace(manifest=None, root="a" * 32)
 
     async def do(self, work: Any, deadline_s: float) -> Any:
-        return Attested("w", "a" * 32, 0.0), 3
+        return Activated(Attested("w", "a" * 32, 0.0), 3, 0.0)
 
 
 def test_a_second_update_is_refused_while_one_runs_and_not_after():
@@ -155,7 +156,7 @@ def test_an_update_goes_on_when_its_caller_hangs_up():
             assert (await client.post("/update_weights_from_disk", json={"model_path": "/y"})).status == 409
             compute.go.set()
             for _ in range(1000):
-                if server.control._updating is None:
+                if server.updates.updates.holder is None:
                     break
                 await asyncio.sleep(0.01)
             assert (await client.post("/update_weights_from_disk", json={"model_path": "/y"})).status == 200

@@ -60,8 +60,9 @@ def update(core: EngineCore, folder, label="v2", abort_all=False, flush=True):
 def test_an_updated_engine_equals_a_fresh_one(folders, kind, dtype):
     core = core_on(folders[kind, 0], dtype)
     before = generate(core)
-    attested, met = update(core, folders[kind, 1])
-    assert met == 0 and attested.version == "v2"
+    done = update(core, folders[kind, 1])
+    attested = done.attested
+    assert done.met == 0 and done.pause_s >= 0 and attested.version == "v2"
     assert attested.root == root_of(read_checkpoint(folders[kind, 1])) == core.attested.root
     fresh = core_on(folders[kind, 1], dtype)
     assert fresh.attested.root == attested.root
@@ -143,7 +144,7 @@ def test_tied_weights_may_come_twice_when_they_agree(folders, tmp_path):
 
     core = core_on(folders["llama", 0])
     folder = broken(folders["llama", 1], tmp_path, twice)
-    assert update(core, folder)[0].root == root_of(read_checkpoint(folder))
+    assert update(core, folder).attested.root == root_of(read_checkpoint(folder))
     assert generate(core) == generate(core_on(folders["llama", 1]))
 
 
@@ -177,7 +178,7 @@ def test_a_published_version_is_checked_against_its_manifest(folders, tmp_path):
     with pytest.raises(WeightError, match="DONE"):
         core.weights.stage_folder(good)
     (good / "DONE").touch()
-    assert update(core, good)[0].root == root_of(read_checkpoint(folders["llama", 1]))
+    assert update(core, good).attested.root == root_of(read_checkpoint(folders["llama", 1]))
 
 
 def test_a_truncated_plain_checkpoint_is_refused(folders, tmp_path):
@@ -232,7 +233,7 @@ def test_requests_in_flight_go_on_and_their_spans_say_so(folders, flush):
     core.submit(request)
     for _ in range(4):
         core.step()
-    assert update(core, folders["qwen3", 1], "v2", flush=flush)[1] == 1
+    assert update(core, folders["qwen3", 1], "v2", flush=flush).met == 1
     while core.step():
         core.check()
     assert request.finish == "length" and request.spans.runs == ((4, "v1"), (6, "v2"))
