@@ -65,11 +65,9 @@ def update_mode(c: RunConfig) -> Iterator[Fault]:
 
 
 def update_transport(c: RunConfig) -> Iterator[Fault]:
-    if c.update_weight_transport != "disk":
-        what = f"not yet done: updates by {c.update_weight_transport}"
-        yield Fault(
-            "--update-weight-transport", c.update_weight_transport, what, "use --update-weight-transport disk"
-        )
+    if c.save_hf is not None and c.update_weight_transport != "disk":
+        reason = f"exports a published folder, and updates by {c.update_weight_transport} publish none"
+        yield Fault("--save-hf", c.save_hf, reason, "use --update-weight-transport disk")
 
 
 def run_has_an_end(c: RunConfig) -> Iterator[Fault]:

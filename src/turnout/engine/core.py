@@ -232,7 +232,7 @@ class EngineCore:
         self.metrics.updated(pause_s)
         return Activated(self.attested, met, pause_s)
 
-    def release(self, tags: Sequence[str]) -> Released:
+    def release_memory(self, tags: Sequence[str]) -> Released:
         """Gives memory back; raises UserError for an unknown tag, or while requests run or wait."""
         self._need_idle("release_memory_occupation")
         self.scheduler.flush_cache()

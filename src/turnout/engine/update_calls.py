@@ -20,6 +20,7 @@ from turnout.engine.update_group import UpdateGroups
 from turnout.engine.updates import Updates, check_label
 from turnout.weights.buckets import unpack
 
+RECEIVE_SHARE = 0.8  # of the update's deadline: the call still has time to say that nothing came
 HANDLES_BODY_MAX = 64 << 20  # handles and descriptions of tensors, for every tensor parallel rank
 
 
@@ -81,9 +82,10 @@ class UpdateCalls(ControlCalls):
         self.updates.begin()
         return {"message": "tensors are staged until /end_weight_update"}
 
-    async def _end(self, _row: dict[str, Any]) -> dict[str, Any]:
-        done = await self.updates.end()
-        return _activated(done) if done is not None else {"message": "no tensor came: nothing changed"}
+    async def _end(self, row: dict[str, Any]) -> dict[str, Any]:
+        """`abort` true (ours) drops what came."""
+        done = await self.updates.end(drop=row.get("abort") is True)
+        return _activated(done) if done is not None else {"message": "nothing changed"}
 
     async def _from_tensor(self, row: dict[str, Any]) -> dict[str, Any]:
         update = bodies.parse_tensors(row)
@@ -95,7 +97,7 @@ class UpdateCalls(ControlCalls):
     async def _from_group(self, row: dict[str, Any]) -> dict[str, Any]:
         update = bodies.parse_group_update(row, 2 * self._model_bytes())
         self._groups.check(update.group)
-        limit = self.settings.update_timeout_s
+        limit = RECEIVE_SHARE * self.settings.update_timeout_s
         done = await self.updates.tensors(
             lambda: unpack(
                 self._groups.receive(update.group, update.slots, update.flat, limit), update.slots

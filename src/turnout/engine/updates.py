@@ -100,13 +100,14 @@ class Updates:
             )
         return await self.alone("tensors", lambda: self._from_tensors(read, flags))
 
-    async def end(self) -> Activated | None:
-        """Puts what came since `begin` into place; None where nothing came. The update is over either way."""
+    async def end(self, drop: bool = False) -> Activated | None:
+        """Puts what came since `begin` into place; None where nothing came, or to `drop` it. The update is over
+        either way."""
         if self._session is None:
             dropped, self._dropped = self._dropped, False
             why = f"; it was dropped after {self._deadline_s:g} s without a call" if dropped else ""
             raise WeightError(f"no weight update was begun{why}")
-        return await self._shielded(self._end(self._session))
+        return await self._shielded(self._end(self._session, drop))
 
     async def _from_disk(self, update: Update) -> Activated:
         staged = await asyncio.to_thread(self._compute.core.weights.stage_folder, update.folder)
@@ -152,12 +153,14 @@ class Updates:
                 session.flags.flush or flags.flush,
             )
 
-    async def _end(self, session: _Session) -> Activated | None:
+    async def _end(self, session: _Session, drop: bool) -> Activated | None:
         async with self._one_by_one:
             if session is not self._session:
                 raise WeightError("the update has ended already")
             self._rearm(session, waits=False)
             try:
+                if drop:
+                    return None
                 if session.fault is not None:
                     raise WeightError(f"not put into place: {session.fault}")
                 if not session.staging.count:

@@ -107,7 +107,7 @@ class WeightCalls(ControlCalls):
         asked = bodies.parse_tags(row)
         tags = TAGS if asked is None else asked
         self._updates.check_free()
-        done = await self.compute.do(lambda core: core.release(tags), COMMAND_DEADLINE_S)
+        done = await self.compute.do(lambda core: core.release_memory(tags), COMMAND_DEADLINE_S)
         if WEIGHTS in tags:
             self._updates.drop_prepared()
         return {

@@ -18,7 +18,7 @@ from turnout.schedule.loop import StepBatch
 from turnout.train.advantages import build_samples
 from turnout.train.backend import StepReport, TrainBackend, make_backend
 from turnout.train.settings import TrainerSettings
-from turnout.transfer.disk import DiskUpdater, Update
+from turnout.transfer.updater import Update, Updater
 from turnout.weights.tensors import HostTensor
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class WeightUpdates:
     """Weights of the loop: the trainer's export on the way through the updater."""
 
     def __init__(
-        self, updater: DiskUpdater, export: Callable[[], Iterable[HostTensor]], deadline_s: float
+        self, updater: Updater, export: Callable[[], Iterable[HostTensor]], deadline_s: float
     ) -> None:
         self.updater, self._export, self._deadline_s = updater, export, deadline_s
 

@@ -46,7 +46,8 @@ from turnout.schedule.schedule import SCHEDULES
 from turnout.serving.launcher import Engine, HealthProbe, launch
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.train.backend import TrainBackend
-from turnout.transfer.disk import DiskUpdater
+from turnout.transfer.transports import make_transport
+from turnout.transfer.updater import Updater
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
 from turnout.weights.stock_checksums import stock_checksums
@@ -173,7 +174,14 @@ class Session:
             store = WeightStore(
                 self.paths.weights, self._files, inputs.model, config.update_weight_buffer_size
             )
-            updater = DiskUpdater(store, clients, events, self._clock, wiring.update_options(config))
+            transport = make_transport(
+                config.update_weight_transport,
+                store,
+                self._clock,
+                config.update_weight_buffer_size,
+                config.update_weight_disk_keep_files,
+            )
+            updater = Updater(transport, clients, events, self._clock, wiring.stock_engine(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             gate = LagGate(SCHEDULES[config.schedule].max_lag)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
@@ -213,7 +221,7 @@ class Session:
     async def _loop(
         self,
         parts: Parts,
-        updater: DiskUpdater,
+        updater: Updater,
         store: WeightStore,
         inputs: RunInputs,
         trainer: TrainerThread,
@@ -236,7 +244,7 @@ class Session:
             self.outcome.versions_committed = updater.versions_committed
 
     @staticmethod
-    async def _expected(trainer: TrainerThread, updater: DiskUpdater) -> dict[str, str] | None:
+    async def _expected(trainer: TrainerThread, updater: Updater) -> dict[str, str] | None:
         """What stock engines must report of the base weights; None where there are none."""
         stock = updater.stock
         if stock is None:
@@ -320,7 +328,7 @@ class Session:
         )
 
     @staticmethod
-    def _current(updater: DiskUpdater) -> WeightVersion:
+    def _current(updater: Updater) -> WeightVersion:
         assert updater.current is not None, "the base version is adopted before anything asks"
         return updater.current
 

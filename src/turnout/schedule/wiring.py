@@ -15,7 +15,6 @@ from turnout.rollout.worker import SamplingPlan
 from turnout.serving.launcher import EngineLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OptimizerSettings, TrainerSettings
-from turnout.transfer.disk import UpdateOptions
 from turnout.weights.stock_checksums import StockEngine
 
 ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
@@ -75,9 +74,9 @@ def sglang_launch(config: RunConfig, index: int, model: Path, logs: Path) -> Sgl
     )
 
 
-def update_options(config: RunConfig) -> UpdateOptions:
-    stock = StockEngine(config.dtype, config.sglang_device) if config.engine == "sglang" else None
-    return UpdateOptions(config.update_weight_disk_keep_files, stock)
+def stock_engine(config: RunConfig) -> StockEngine | None:
+    """What kind of stock engines the run has; None: none."""
+    return StockEngine(config.dtype, config.sglang_device) if config.engine == "sglang" else None
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

@@ -75,7 +75,7 @@ class EngineClient:
         try:
             return parse_reply(row, request.params.max_new_tokens)
         except MISREAD as fault:
-            raise self._error(EngineError, "rollout", f"reply not understood: {fault}") from fault
+            raise self.fault(EngineError, "rollout", f"reply not understood: {fault}") from fault
 
     async def generate_stream(
         self, request: GenerateRequest, deadline_s: float
@@ -109,16 +109,16 @@ class EngineClient:
 
     def _event(self, event: str | None, asked: int) -> PartialReply | GenerateReply:
         if event is None:
-            raise self._error(EngineDead, "rollout", "a stream of /generate ended before its last event")
+            raise self.fault(EngineDead, "rollout", "a stream of /generate ended before its last event")
         try:
             row = json.loads(event)
             if isinstance(row, dict) and "error" in row:
                 refused = isinstance(row["error"], dict) and row["error"].get("code") == 400
                 kind = EngineRefused if refused else EngineError
-                raise self._error(kind, "rollout", f"/generate answered in its stream: {_message(event)}")
+                raise self.fault(kind, "rollout", f"/generate answered in its stream: {_message(event)}")
             return parse_event(row, asked)
         except MISREAD as fault:
-            raise self._error(EngineError, "rollout", f"event not understood: {fault}") from fault
+            raise self.fault(EngineError, "rollout", f"event not understood: {fault}") from fault
 
     async def health(self, deadline_s: float) -> None:
         """Returns when the engine answers /health with 200; raises as every call does."""
@@ -137,7 +137,7 @@ class EngineClient:
         try:
             return Attestation(str(row["version"]), str(row["root"]), str(row["level"]))
         except (KeyError, TypeError) as fault:
-            raise self._error(EngineError, "attest", f"answer not understood: {row!r}") from fault
+            raise self.fault(EngineError, "attest", f"answer not understood: {row!r}") from fault
 
     async def set_version_label(self, label: str) -> None:
         """Names what the engine already holds, without touching requests or weights."""
@@ -149,7 +149,7 @@ class EngineClient:
         row = await self._call("/v1/loads", None, "load", CONTROL_DEADLINE_S)
         total = load_total(row)
         if total is None:
-            raise self._error(EngineError, "load", f"load report not understood: {str(row)[:200]}")
+            raise self.fault(EngineError, "load", f"load report not understood: {str(row)[:200]}")
         return total
 
     async def update_from_disk(self, folder: str, label: str, deadline_s: float) -> Attestation:
@@ -165,7 +165,7 @@ class EngineClient:
         row = await self._call("/update_weights_from_disk", body, "update", deadline_s)
         if not isinstance(row, dict) or row.get("success") is not True:
             message = row.get("message", row) if isinstance(row, dict) else row
-            raise self._error(EngineError, "update", f"the weights were not loaded: {message}")
+            raise self.fault(EngineError, "update", f"the weights were not loaded: {message}")
         return await self.attest(deadline_s)
 
     async def pause(self, mode: str) -> None:
@@ -183,6 +183,10 @@ class EngineClient:
         body = {"rid": "", "abort_all": True}
         await self._call("/abort_request", body, "abort", CONTROL_DEADLINE_S)
 
+    async def control(self, path: str, body: dict[str, Any], deadline_s: float) -> Any:
+        """One call of the weight plane (turnout.serving.weights_client) and the JSON that it answers."""
+        return await self._call(path, body, "update", deadline_s)
+
     async def _call(self, path: str, body: Any, phase: str, deadline_s: float) -> Any:
         """GET without a body, POST with one. Only the phase "rollout" is the data plane."""
         data = None if body is None else json.dumps(body).encode()
@@ -196,7 +200,7 @@ class EngineClient:
         try:
             return json.loads(text) if text else {}
         except (ValueError, RecursionError) as fault:
-            raise self._error(EngineError, phase, f"{path} answered no JSON: {text[:200]!r}") from fault
+            raise self.fault(EngineError, phase, f"{path} answered no JSON: {text[:200]!r}") from fault
 
     async def _exchange(self, path: str, data: bytes | None) -> tuple[int, str]:
         async with await self._send(path, data) as answer:
@@ -223,11 +227,11 @@ class EngineClient:
         try:
             yield
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as fault:
-            raise self._error(EngineDead, phase, f"{path}: {str(fault) or type(fault).__name__}") from fault
+            raise self.fault(EngineDead, phase, f"{path}: {str(fault) or type(fault).__name__}") from fault
         except aiohttp.ClientError as fault:
-            raise self._error(EngineError, phase, f"{path} answered no HTTP: {fault}") from fault
+            raise self.fault(EngineError, phase, f"{path} answered no HTTP: {fault}") from fault
         except DeadlineExceeded as fault:
-            raise self._error(EngineError, phase, str(fault)) from fault
+            raise self.fault(EngineError, phase, str(fault)) from fault
 
     def _refusal(self, status: int, text: str, path: str, phase: str) -> EngineError:
         kind = EngineBusy if status in (429, 503) else EngineRefused if 400 <= status < 500 else EngineError
@@ -235,9 +239,10 @@ class EngineClient:
             served = _served(text)
             if served is not None:
                 return VersionUnmet(self.engine_id, *served, f"{path} answered 409: {_message(text)}")
-        return self._error(kind, phase, f"{path} answered {status}: {_message(text)}")
+        return self.fault(kind, phase, f"{path} answered {status}: {_message(text)}")
 
-    def _error(self, kind: type[EngineError], phase: str, reason: str) -> EngineError:
+    def fault(self, kind: type[EngineError], phase: str, reason: str) -> EngineError:
+        """An error that names this engine and the last version it attested."""
         return kind(self.engine_id, phase, self.version, reason)
 
 

@@ -27,7 +27,7 @@ class SglangClient(EngineClient):
         try:
             return Attestation(str(info["weight_version"]), "", "label", self._checksums(row))
         except (KeyError, TypeError, ValueError) as fault:
-            raise self._error(EngineError, "attest", f"answer not understood: {str(row)[:200]}") from fault
+            raise self.fault(EngineError, "attest", f"answer not understood: {str(row)[:200]}") from fault
 
     def _checksums(self, row: Any) -> dict[str, str]:
         """One rank's checksums by SGLang's names; of several ranks none, since each has only a part."""

@@ -2,7 +2,8 @@
 
     <root>/run.json                 run id and base root digest; another run's store is refused
     <root>/weight_v000123/          an ordinary Hugging Face checkpoint, then manifest.json, then DONE
-    <root>/PUBLISHED/000123.json    {incarnation, counter, root, write_id}; created once
+    <root>/PUBLISHED/000123.json    {incarnation, counter, root, write_id}; created once, also for a version that
+                                    reached engines without a folder
 
 Promises: a version folder appears whole or not at all; a counter is never given out twice, also after a kill
 between the folder and its PUBLISHED record; nothing is written where less than two versions' worth is free;
@@ -79,13 +80,17 @@ class WeightStore:
             counter, write_id = self.newest_counter() + 1, self._ids()
             self._check_room(counter)
             manifest = self._write(tensors, step, counter, write_id)
-            record = json.dumps({**asdict(manifest.version), "write_id": write_id}).encode()
-            if not self._files.create_once(self.root / "PUBLISHED" / f"{counter:06d}.json", record):
-                raise WeightError(
-                    f"version {counter} was published by somebody else: is another trainer running?"
-                )
+            self._publish_record(manifest.version, write_id)
         folder = self.root / manifest.version.directory
         return Published(manifest.version, folder, sum(manifest.files.values()))
+
+    def record(self, root: str) -> WeightVersion:
+        """Gives out the next version for weights that reach engines another way: a PUBLISHED record, no folder.
+        Raises as `publish` does."""
+        with self._told("no version could be recorded"):
+            version = WeightVersion(self._incarnation, self.newest_counter() + 1, root)
+            self._publish_record(version, self._ids())
+        return version
 
     def versions(self) -> list[WeightManifest]:
         """The complete versions, oldest first; an incomplete folder is left out."""
@@ -106,6 +111,14 @@ class WeightStore:
             for counter in gone:
                 self._files.remove_tree(self.root / f"weight_v{counter:06d}")
         return gone
+
+    def _publish_record(self, version: WeightVersion, write_id: str) -> None:
+        """Creates the version's record, once."""
+        record = json.dumps({**asdict(version), "write_id": write_id}).encode()
+        if not self._files.create_once(self.root / "PUBLISHED" / f"{version.counter:06d}.json", record):
+            raise WeightError(
+                f"version {version.counter} was published by somebody else: is another trainer running?"
+            )
 
     def _write(self, tensors: Iterable[HostTensor], step: int, counter: int, write_id: str) -> WeightManifest:
         """Stages a version beside its place and renames it there."""

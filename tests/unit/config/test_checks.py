@@ -29,7 +29,11 @@ REFUSED = [
     (["--schedule", "pipelined"], "--schedule", "not yet done: the pipelined schedule"),
     (["--schedule", "async"], "--schedule", "not yet done: the async schedule"),
     (["--update-weight-mode", "delta"], "--update-weight-mode", "not yet done"),
-    (["--update-weight-transport", "nccl"], "--update-weight-transport", "not yet done: updates by nccl"),
+    (
+        ["--update-weight-transport", "group", "--save-hf", "out"],
+        "--save-hf",
+        "updates by group publish none",
+    ),
     (["--no-num-rollout"], "--num-rollout", "no end"),
     (["--global-batch-size", "7"], "--global-batch-size", "= 256 samples"),
     (["--num-steps-per-rollout", "3"], "--num-steps-per-rollout", "= 256 samples"),

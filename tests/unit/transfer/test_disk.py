@@ -16,7 +16,8 @@ from turnout.core.errors import DeadlineExceeded, WeightError
 from turnout.core.events import VersionAborted, VersionAttested, VersionCommitted, VersionPublished
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
-from turnout.transfer.disk import DiskUpdater, UpdateOptions
+from turnout.transfer.disk import DiskTransport
+from turnout.transfer.updater import Updater
 from turnout.weights.digest import root_of
 from turnout.weights.manifest import verify
 from turnout.weights.store import WeightStore
@@ -38,7 +39,8 @@ class Deployment:
         for engine in engines:
             engine.root = BASE.root
         self.clients = [engine.client(clock) for engine in engines]
-        self.updater = DiskUpdater(self.store, self.clients, self.log, clock, UpdateOptions(keep_all))
+        self.transport = DiskTransport(self.store, clock, keep_all)
+        self.updater = Updater(self.transport, self.clients, self.log, clock)
 
     async def adopt(self) -> None:
         await self.updater.adopt(BASE, 20.0)
@@ -320,7 +322,7 @@ def test_a_deadline_of_the_whole_update_covers_writing(tmp_path: Path) -> None:
                 await asyncio.ensure_future(work)
                 raise DeadlineExceeded(what, seconds)
 
-        d.updater.clock = Late()
+        d.transport.clock = Late()
         with pytest.raises(WeightError, match=r"waited .* for the weights to be written"):
             await d.update(1)
         assert len(d.log.of(VersionAborted)) == 1

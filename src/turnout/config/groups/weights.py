@@ -13,8 +13,10 @@ class WeightOptions(Options):
     update_weight_mode: Literal["full", "delta"] = option(
         "full", "What a version holds: all weights, or what changed since the last one."
     )
-    update_weight_transport: Literal["disk", "nccl", "gloo", "tensor"] = option(
-        "disk", "Way of a version to the engines."
+    update_weight_transport: Literal["disk", "tensor", "group"] = option(
+        "disk",
+        "Way of a version to the engines: disk, a checkpoint that they load; tensor, shared memory on this host; "
+        "group, a broadcast over Gloo.",
     )
     update_weight_disk_dir: str | None = option(
         None,
@@ -27,8 +29,8 @@ class WeightOptions(Options):
     )
     update_weight_buffer_size: int = option(
         512 * 2**20,
-        "Largest file of a published version, and what writing one holds at a time; a larger tensor gets a file "
-        "of its own.",
+        "Largest file or bucket of a version, and what sending one holds at a time; a larger tensor gets one of "
+        "its own.",
         unit="bytes",
         ge=2**20,
     )

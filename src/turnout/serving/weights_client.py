@@ -1,0 +1,111 @@
+"""Calls that move weights into one engine, in the shapes of SGLang 0.5.23. No tensor travels in them.
+
+Promises: all behaviour flags are sent, since engines differ in their defaults; an answer that does not say success
+is an EngineError; `drop` and `leave`, which tidy up after a failure, never raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnout.core.errors import EngineError
+from turnout.serving.client import EngineClient
+from turnout.weights.buckets import TORCH_NAMES, Slot
+
+FLATTENED = "flattened_bucket"
+
+
+@dataclass(frozen=True)
+class BucketFlags:
+    """`label` names the version, with its last bucket only; `flush` has the engine forget KV of old weights."""
+
+    label: str | None
+    flush: bool
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where and as which rank an engine joins a group; its further ranks follow on `rank`."""
+
+    group: str
+    host: str
+    port: int
+    rank: int
+    world_size: int
+
+
+class EngineWeights:
+    """The weight calls of one engine."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self._ranks: int | None = None
+
+    async def ranks(self) -> int:
+        """How many receivers the engine is: one where it is ours, which hands on to its ranks itself; of SGLang,
+        every tensor parallel rank."""
+        if self._ranks is None:
+            info = await self.client.server_info()
+            size = 1 if info.get("engine") == "turnout" else info.get("tp_size", 1)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise self.client.fault(EngineError, "update", f"tp_size {size!r} is not understood")
+            self._ranks = size
+        return self._ranks
+
+    async def begin(self, deadline_s: float) -> None:
+        await self._succeed("/begin_weight_update", {}, deadline_s)
+
+    async def end(self, deadline_s: float) -> None:
+        """Has the engine put into place what came since `begin`."""
+        await self._succeed("/end_weight_update", {}, deadline_s)
+
+    async def drop(self, deadline_s: float) -> None:
+        """Ends a begun update without it: ours forgets what came, a stock SGLang holds unknown weights then."""
+        with contextlib.suppress(EngineError):
+            await self.client.control("/end_weight_update", {"abort": True}, deadline_s)
+
+    async def tensors(self, payload: str, flags: BucketFlags) -> None:
+        """One flattened bucket as a pickle of shared-memory handles; every rank reads the same."""
+        body = {"serialized_named_tensors": [payload] * await self.ranks(), **_flags(flags)}
+        await self._succeed("/update_weights_from_tensor", body, flags.deadline_s)
+
+    async def join(self, meeting: Meeting, deadline_s: float) -> None:
+        body = {
+            "master_address": meeting.host,
+            "master_port": meeting.port,
+            "rank_offset": meeting.rank,
+            "world_size": meeting.world_size,
+            "group_name": meeting.group,
+            "backend": "gloo",
+        }
+        await self._succeed("/init_weights_update_group", body, deadline_s)
+
+    async def through_group(self, group: str, slots: Sequence[Slot], flags: BucketFlags) -> None:
+        """Has the engine receive one flattened bucket; returns when it has."""
+        body = {
+            "names": [slot.name for slot in slots],
+            "dtypes": [TORCH_NAMES[slot.dtype] for slot in slots],
+            "shapes": [list(slot.shape) for slot in slots],
+            "group_name": group,
+            **_flags(flags),
+        }
+        await self._succeed("/update_weights_from_distributed", body, flags.deadline_s)
+
+    async def leave(self, group: str, deadline_s: float) -> None:
+        with contextlib.suppress(EngineError):
+            await self.client.control("/destroy_weights_update_group", {"group_name": group}, deadline_s)
+
+    async def _succeed(self, path: str, body: dict[str, Any], deadline_s: float) -> None:
+        row = await self.client.control(path, body, deadline_s)
+        if not isinstance(row, dict) or row.get("success") is not True:
+            message = row.get("message", row) if isinstance(row, dict) else row
+            raise self.client.fault(EngineError, "update", f"{path}: {message}")
+
+
+def _flags(flags: BucketFlags) -> dict[str, Any]:
+    named = {} if flags.label is None else {"weight_version": flags.label}
+    return {"load_format": FLATTENED, "flush_cache": flags.flush, "abort_all_requests": False, **named}

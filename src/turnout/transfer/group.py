@@ -1,0 +1,110 @@
+"""Versions through a process group: the trainer is rank 0 and broadcasts, every rank of every engine receives.
+
+The backend is Gloo, made directly over a TCP store of the trainer under the keys that SGLang 0.5.23 looks for.
+Promises: the group is made at the first update and kept; after any failure it is destroyed on both sides and
+made anew, under another name, for the next update; a broadcast ends with the update's deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from turnout.core.errors import WeightError
+from turnout.core.ports import Clock
+from turnout.serving.weights_client import BucketFlags, EngineWeights, Meeting
+from turnout.transfer.stream import DROP_DEADLINE_S, Bucket, StreamTransport, together
+from turnout.weights.buckets import Slot, pack
+from turnout.weights.store import WeightStore
+
+
+@dataclass
+class _Group:
+    """One group that stands. `store` holds the meeting point open."""
+
+    name: str
+    store: dist.TCPStore
+    backend: Any  # ProcessGroupGloo; torch's stubs know no methods of it
+
+
+class GroupTransport(StreamTransport):
+    """See the module."""
+
+    def __init__(self, store: WeightStore, clock: Clock, bucket_bytes: int) -> None:
+        super().__init__(store, clock, bucket_bytes)
+        self._group: _Group | None = None
+        self._made = 0
+
+    async def open(self, engines: Sequence[EngineWeights], deadline_s: float) -> None:
+        if self._group is not None:
+            return
+        self._made += 1
+        name = f"turnout-{self._made}"
+        ranks = [await engine.ranks() for engine in engines]
+        world = 1 + sum(ranks)
+        limit = timedelta(seconds=deadline_s)
+        host = own_address(engines[0].client.address.host)
+        try:
+            store = dist.TCPStore(host, 0, world, True, limit, wait_for_workers=False)
+        except RuntimeError as fault:
+            raise WeightError(f"no meeting point for a group can be opened on {host}: {fault}") from fault
+        offsets = [1 + sum(ranks[:at]) for at in range(len(ranks))]
+        meetings = [Meeting(name, host, store.port, offset, world) for offset in offsets]
+        joins = [engine.join(meeting, deadline_s) for engine, meeting in zip(engines, meetings)]
+        mine = asyncio.to_thread(_backend, store, name, world, limit)
+        self._group = _Group(name, store, None)  # from here on `close` tells the engines to leave it
+        *_, backend = await together(iter([*joins, mine]))
+        self._group.backend = backend
+
+    async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
+        assert self._group is not None
+        data = torch.empty(sum(tensor.nbytes for tensor in bucket), dtype=torch.uint8)
+        slots: list[Slot] = await asyncio.to_thread(pack, bucket, np.asarray(data))
+        name = self._group.name
+        calls = [engine.through_group(name, slots, flags) for engine in engines]
+        limit = timedelta(seconds=flags.deadline_s)
+        mine = asyncio.to_thread(_broadcast, self._group.backend, data, limit)
+        await together(iter([*calls, mine]))
+
+    async def close(self, engines: Sequence[EngineWeights], failed: bool) -> None:
+        if not failed or self._group is None:
+            return
+        group, self._group = self._group, None
+        await asyncio.gather(*(engine.leave(group.name, DROP_DEADLINE_S) for engine in engines))
+
+
+def own_address(engine_host: str) -> str:
+    """The address of this host that an engine's host reaches, as the route to it shows."""
+    host = engine_host.strip("[]")
+    with contextlib.suppress(OSError):
+        (family, kind, *_, where) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # sends nothing
+            return str(probe.getsockname()[0])
+    raise WeightError(f"no route to the engine's host {engine_host}")
+
+
+def _backend(store: dist.Store, name: str, world: int, limit: timedelta) -> Any:
+    inner = dist.PrefixStore("cpu/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
+    try:
+        return dist.ProcessGroupGloo(inner, 0, world, limit)
+    except RuntimeError as fault:
+        raise WeightError(f"group {name} did not come together: {fault}") from fault
+
+
+def _broadcast(backend: Any, data: torch.Tensor, limit: timedelta) -> None:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.timeout = 0, limit
+    try:
+        backend.broadcast([data], options).wait(limit)
+    except RuntimeError as fault:
+        raise WeightError(f"the broadcast failed: {fault}") from fault

@@ -1,0 +1,72 @@
+"""A shared-memory segment that any torch process of this host can read as a tensor's storage.
+
+The form is torch's: a header whose first number counts users, then the data. The count begins so high that no
+reader ever removes the segment: it belongs to its maker alone. Promises: the memory is taken when the segment is
+made (a full /dev/shm is a WeightError, not a crash); `close` removes the name whatever readers do; what a killed
+process left behind goes with the next `sweep` of this user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import secrets
+import struct
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.core.errors import WeightError
+
+FOLDER = Path("/dev/shm")  # noqa: S108 - where shm_open keeps names on Linux
+HEADER_BYTES = 64
+USERS = 1 << 30
+_NAME = re.compile(r"turnout_(\d+)_[0-9a-f]+")
+
+
+class Segment:
+    """`data` [size] uint8 is the memory, `handle` the name that readers open."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._path = FOLDER / f"turnout_{os.getpid()}_{secrets.token_hex(8)}"
+        try:
+            file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        except OSError as fault:
+            raise WeightError(f"no shared memory can be made in {FOLDER}: {fault}") from fault
+        try:
+            os.posix_fallocate(file, 0, HEADER_BYTES + size)
+            memory = mmap.mmap(file, HEADER_BYTES + size)
+        except OSError as fault:
+            self._path.unlink()
+            raise WeightError(f"{size} bytes of shared memory in {FOLDER}: {fault}") from fault
+        finally:
+            os.close(file)
+        memory[:4] = struct.pack("=i", USERS)
+        self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, size, HEADER_BYTES)
+
+    @property
+    def handle(self) -> bytes:
+        return f"/{self._path.name}".encode()
+
+    def close(self) -> None:
+        """Removes the name and this process's view; readers that have it open keep their own."""
+        self.data = np.empty(0, np.uint8)
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+
+def sweep() -> list[str]:
+    """Removes segments whose maker is gone; returns their names."""
+    gone = []
+    for path in sorted(FOLDER.glob("turnout_*")):
+        match = _NAME.fullmatch(path.name)
+        if match is None or Path(f"/proc/{match.group(1)}").exists():
+            continue
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # another sweep, another user
+            path.unlink()
+            gone.append(path.name)
+    return gone

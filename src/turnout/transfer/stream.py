@@ -1,0 +1,119 @@
+"""Versions that touch no disk: what tensor and group transports share.
+
+Promises: the version is fixed by the digest of the trainer's export and recorded before anything is sent; tensors
+go out in buckets of a bounded size; engines activate at the end call and attest from their live tensors, so what
+was sent wrongly is never current; after a failure every engine is told to drop what it staged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
+from turnout.core.ports import Clock
+from turnout.core.version import WeightVersion
+from turnout.serving.client import Attestation, EngineClient
+from turnout.serving.weights_client import BucketFlags, EngineWeights
+from turnout.transfer.updater import Export, Ready
+from turnout.weights.buckets import buckets
+from turnout.weights.digest import root_digest, tensor_digest
+from turnout.weights.store import WeightStore
+from turnout.weights.tensors import HostTensor
+
+T = TypeVar("T")
+DROP_DEADLINE_S = 10.0
+Bucket = list[HostTensor]
+
+
+class StreamTransport:
+    """The frame of a Transport; subclasses send one bucket. `bucket_bytes` bounds a bucket."""
+
+    def __init__(self, store: WeightStore, clock: Clock, bucket_bytes: int) -> None:
+        self.store, self.clock = store, clock
+        self._bucket_bytes = bucket_bytes
+
+    async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
+        """Brings one bucket to all engines; `flags.deadline_s` bounds it. Raises EngineError or WeightError."""
+        raise NotImplementedError
+
+    async def open(self, engines: Sequence[EngineWeights], deadline_s: float) -> None:
+        """Makes ready what all buckets of an update need."""
+
+    async def close(self, engines: Sequence[EngineWeights], failed: bool) -> None:
+        """Takes down what no longer serves; never raises for an engine that does not answer."""
+
+    async def publish(
+        self,
+        export: Export,
+        train_step: int,  # noqa: ARG002 - no manifest says it
+        deadline_s: float,
+    ) -> Ready:
+        work = asyncio.to_thread(self._fix, export)
+        return await self.clock.within(deadline_s, "the weights to be digested", work)
+
+    async def deliver(
+        self, ready: Ready, export: Export, engines: Sequence[EngineClient], deadline_s: float
+    ) -> dict[str, Attestation | Exception]:
+        weights = [EngineWeights(engine) for engine in engines]
+        work = self._deliver(ready, export, weights, deadline_s)
+        what = f"version {ready.version.label} to reach {len(engines)} engines"
+        try:
+            return await self.clock.within(deadline_s, what, work)
+        except (EngineError, WeightError, DeadlineExceeded) as fault:
+            await asyncio.gather(*(each.drop(DROP_DEADLINE_S) for each in weights))
+            await self.close(weights, failed=True)
+            return {engine.engine_id: fault for engine in engines}
+
+    async def committed(self, version: WeightVersion) -> None:
+        """Nothing is kept of a version."""
+
+    def _fix(self, export: Export) -> Ready:
+        lines: dict[str, tuple[str, tuple[int, ...], str]] = {}
+        size = 0
+        for tensor in export():
+            if tensor.name in lines:
+                raise WeightError(f"{tensor.name} is exported twice")
+            lines[tensor.name] = (tensor.dtype, tensor.shape, tensor_digest(tensor))
+            size += tensor.nbytes
+        return Ready(self.store.record(root_digest(lines)), size)
+
+    async def _deliver(
+        self, ready: Ready, export: Export, engines: Sequence[EngineWeights], deadline_s: float
+    ) -> dict[str, Attestation | Exception]:
+        end = self.clock.now() + deadline_s
+
+        def left() -> float:
+            return max(0.001, end - self.clock.now())
+
+        await self.open(engines, left())
+        await together(engine.begin(left()) for engine in engines)
+        async for bucket, last in ahead(buckets(export(), self._bucket_bytes)):
+            # the label goes with the last bucket, since a stock SGLang shows it at once
+            await self.send(bucket, engines, BucketFlags(ready.version.label if last else None, last, left()))
+        await together(engine.end(left()) for engine in engines)
+        found = await together(engine.client.attest(left()) for engine in engines)
+        await self.close(engines, failed=False)
+        return {engine.client.engine_id: attested for engine, attested in zip(engines, found)}
+
+
+async def together(calls: Iterator[Awaitable[T]]) -> list[T]:
+    """All results; the first failure, after the others were cancelled."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def ahead(items: Iterator[Bucket]) -> AsyncIterator[tuple[Bucket, bool]]:
+    """Buckets, each with whether it is the last; the next one is made on a thread before one is handed out."""
+    advance: Callable[[], Bucket | None] = lambda: next(items, None)  # noqa: E731 - a thread needs a callable
+    held = await asyncio.to_thread(advance)
+    while held is not None:
+        following = await asyncio.to_thread(advance)
+        yield held, following is None
+        held = following

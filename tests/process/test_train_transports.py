@@ -1,0 +1,53 @@
+"""`turnout train` with weights through shared memory and through a group: the same run as through a directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.process.run_process import of_kind, processes_of, train
+from turnout.observe.metrics import read_metrics, repeatable
+
+SHORT = (
+    "--deterministic", "--dtype", "float32", "--trainer-threads", "1", "--num-rollout", "2", "--no-plots",
+    "--eval-num-prompts", "2", "--rollout-num-engines", "2",
+)  # fmt: skip
+
+
+def run(folder: Path, transport: str) -> Path:
+    # small buckets: every version travels in several
+    small = ("--update-weight-buffer-size", str(1 << 20))
+    status, _, err = train(folder / transport, *SHORT, *small, "--update-weight-transport", transport)
+    assert status == 0, err
+    return folder / transport
+
+
+def roots(path: Path) -> list[tuple[int, str]]:
+    return [(row["counter"], row["root"]) for row in of_kind(path, "VersionPublished")]
+
+
+def curves(path: Path) -> list[tuple[int, dict[str, float]]]:
+    return [(step, repeatable(row)) for step, row in read_metrics(path / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def by_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("transports"), "disk")
+
+
+@pytest.mark.parametrize("transport", ["tensor", "group"])
+def test_a_run_is_the_same_whatever_way_the_weights_take(by_disk: Path, transport: str) -> None:
+    path = run(by_disk.parent, transport)
+    assert roots(path) == roots(by_disk) != []
+    attested = {(row["engine"], row["version"], row["level"]) for row in of_kind(path, "VersionAttested")}
+    assert attested == {
+        (row["engine"], row["version"], row["level"]) for row in of_kind(by_disk, "VersionAttested")
+    }
+    assert {level for _, _, level in attested} == {"memory"}
+    assert curves(path) == curves(by_disk)
+    assert processes_of(path) == []
+    assert [row["leftovers"] for row in of_kind(path, "RunEnded")] == [[]]
+    assert sorted(p.name for p in (path / "weights").iterdir()) == ["PUBLISHED", "run.json"]
+    assert [name for name in os.listdir("/dev/shm") if name.startswith("turnout_")] == []  # noqa: PTH208
