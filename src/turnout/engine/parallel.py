@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from turnout.core.errors import EngineDead
 from turnout.engine.model import LoadedModel, read_config
 from turnout.engine.parallel_channel import Channel
 from turnout.engine.parallel_group import Group
@@ -74,7 +75,10 @@ class Crew:
         self.lost(1, f"and others lost one another: {fault}")
 
     def lost(self, rank: int, what: str) -> NoReturn:
-        """Ends this process: an engine without a part of its weights must not look alive."""
+        """Ends this process: an engine without a part of its weights must not look alive. While the engine is
+        being stopped it raises EngineDead instead, in whatever thread still works."""
+        if self._closing.is_set():
+            raise EngineDead(self.settings.engine_id, "stop", "of no rank", f"rank {rank} {what}")
         with self._losing:  # the first to notice tells it; whoever comes later waits for the end here
             pid = self.processes[rank - 1].pid
             log.critical("engine %s ends: rank %d (process %d) %s", self.settings.engine_id, rank, pid, what)
