@@ -61,7 +61,7 @@ def scores(core: EngineCore, count: int = 90) -> np.ndarray:
     targets = np.stack([np.arange(count - 1), ids[1:]], axis=1)
     step = StepInput(
         ids, np.arange(count, dtype=np.int32), np.zeros(count, np.int32), (TableChange(0, 0, tuple(range(6))),),
-        np.empty(0, np.int64), (), targets, np.ones(count - 1, np.float32),
+        np.empty(0, np.int64), (), targets,
     )  # fmt: skip
     return np.array(core.runner.run(step).scores)
 
