@@ -34,6 +34,7 @@ test: check
 
 test-sglang: $(VENV)/installed
 	TURNOUT_TEST_SGLANG=1 $(if $(TORCH_INDEX),TORCH_INDEX=$(TORCH_INDEX)) $(BIN)/pytest tests/sglang $(ARGS)
+
 # long proofs that `make test` has no time for
 soak: $(VENV)/installed
 	$(BIN)/python -m tests.engine_bugs --schedules 10000 --json benchmarks/results/schedules.json
