@@ -168,21 +168,6 @@ class EngineClient:
             raise self.fault(EngineError, "update", f"the weights were not loaded: {message}")
         return await self.attest(deadline_s)
 
-    async def pause(self, mode: str) -> None:
-        await self._call("/pause_generation", {"mode": mode}, "update", CONTROL_DEADLINE_S)
-
-    async def resume(self) -> None:
-        await self._call("/continue_generation", {}, "update", CONTROL_DEADLINE_S)
-
-    async def abort(self, rid: str) -> None:
-        if not rid:
-            raise ValueError("an empty request id would abort everything on some engines")
-        await self._call("/abort_request", {"rid": rid}, "abort", CONTROL_DEADLINE_S)
-
-    async def abort_all(self) -> None:
-        body = {"rid": "", "abort_all": True}
-        await self._call("/abort_request", body, "abort", CONTROL_DEADLINE_S)
-
     async def control(self, path: str, body: dict[str, Any], deadline_s: float) -> Any:
         """One call of the weight plane (turnout.serving.weights_client) and the JSON that it answers."""
         return await self._call(path, body, "update", deadline_s)

@@ -1,7 +1,8 @@
 """A shared-memory segment that any torch process of this host can read as a tensor's storage.
 
 The form is torch's: a header whose first number counts users, then the data. The count begins so high that no
-reader ever removes the segment: it belongs to its maker alone. Promises: the memory is taken when the segment is
+living reader removes the segment (torch's manager does so when a reader's process ends): it belongs to its maker.
+Promises: the memory is taken when the segment is
 made (a full /dev/shm is a WeightError, not a crash); `close` removes the name whatever readers do; what a killed
 process left behind goes with the next `sweep` of this user's.
 """

@@ -156,10 +156,7 @@ CONTROL: list[tuple[str, str, Any]] = [
     ("/v1/loads", "load", lambda c: c.load()),
     ("/update_weights_from_disk", "update", lambda c: c.update_from_disk("/w", "v", 10.0)),
     ("/update_weight_version", "update", lambda c: c.set_version_label("v")),
-    ("/pause_generation", "update", lambda c: c.pause("in_place")),
-    ("/continue_generation", "update", lambda c: c.resume()),
-    ("/abort_request", "abort", lambda c: c.abort("rid")),
-    ("/abort_request", "abort", lambda c: c.abort_all()),
+    ("/begin_weight_update", "update", lambda c: c.control("/begin_weight_update", {}, 10.0)),
 ]
 
 
@@ -205,21 +202,10 @@ def test_wgt_25_every_behaviour_flag_is_sent() -> None:
     assert engine.aborted_by_default == 0
 
 
-def test_aborts_name_one_request_or_say_all() -> None:
-    async def use(client: EngineClient) -> None:
-        await client.abort("rid")
-        await client.abort_all()
-
-    _, engine = against(use)
-    assert engine.sent("/abort_request") == [{"rid": "rid"}, {"rid": "", "abort_all": True}]
-
-
 def test_rol_13_an_empty_request_id_never_leaves() -> None:
     async def use(client: EngineClient) -> None:
         with pytest.raises(ValueError, match="never empty"):
             await client.generate(GenerateRequest("", (1,)), 10.0)
-        with pytest.raises(ValueError, match="empty request id"):
-            await client.abort("")
 
     got, engine = against(use)
     assert got is None
@@ -229,7 +215,7 @@ def test_rol_13_an_empty_request_id_never_leaves() -> None:
 def test_an_oversize_control_body_never_leaves_and_a_long_prompt_does() -> None:
     async def use(client: EngineClient) -> Any:
         with pytest.raises(ValueError, match="control body of"):
-            await client.abort("x" * (1 << 20))
+            await client.control("/update_weights_from_tensor", {"x": "x" * (1 << 20)}, 10.0)
         long = GenerateRequest("rid", (100_000,) * 200_000, SamplingParams(max_new_tokens=1))
         return await client.generate(long, 30.0)
 
