@@ -17,10 +17,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from turnout.core.errors import EngineBusy, IllegalTransition
+from turnout.core.errors import EngineBusy, IllegalTransition, UserError
 from turnout.core.types import Finish
 from turnout.engine import core as core_module
+from turnout.engine import memory as memory_module
 from turnout.engine.core import PAUSE_MODES, Activation, EngineCore
+from turnout.engine.memory import TAGS, WEIGHTS
 from turnout.engine.request_machine import TABLE, Event, Request, State
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepInput, StepOutput
@@ -32,7 +34,7 @@ NAMESPACES = ("", "", "", "other")
 PAIRS = [(state, event) for state in State for event in Event]
 OPERATIONS = {
     "submit": 26, "turn": 5, "split": 5, "step": 38, "abort": 7, "abort_all": 1, "pause": 4, "resume": 6,
-    "update": 4, "rename": 1, "flush": 3, "release": 2, "peer": 6, "illegal": 4,
+    "update": 4, "rename": 1, "flush": 3, "release": 2, "restore": 6, "peer": 6, "illegal": 4,
 }  # fmt: skip
 
 
@@ -59,12 +61,15 @@ class FakeWeights:
     def __init__(self, _storage: object) -> None:
         self.root = 0
 
-    def stage_folder(self, _folder: Path, may_round: bool = False) -> int:
-        return self.root + 1
+    def stage_folder(self, _folder: Path, may_round: bool = False) -> Any:
+        return SimpleNamespace(root=self.root + 1, full=True)
 
-    def activate(self, staged: int) -> str:
-        self.root = staged
-        return f"root-{staged}"
+    def activate(self, staged: Any) -> str:
+        self.root = staged.root
+        return f"root-{staged.root}"
+
+    def release(self) -> int:
+        return 1
 
 
 class FakeRunner:
@@ -119,9 +124,12 @@ class FakeRunner:
         self.digests[page][position % PAGE] = self.world.digests(request)[position]
         self.epochs[page][position % PAGE] = self.world.epoch
 
-    def wipe(self) -> None:
-        """The memory was given back."""
+    def release_cache(self) -> int:
         self.digests = [[0] * PAGE for _ in self.digests]
+        return 1
+
+    def restore_cache(self) -> None:
+        """Empty, as released."""
 
 
 class World:
@@ -249,6 +257,8 @@ class World:
 
     def _update(self) -> None:
         rng = self.random
+        if WEIGHTS in self.core.memory.released:
+            return
         self.epoch += 1
         staged: Any = self.core.weights.stage_folder(Path())
         activation = Activation(staged, f"v{self.epoch}", rng.random() < 0.2, rng.random() < 0.4)
@@ -263,12 +273,21 @@ class World:
         must(self.core.flush_cache() == self.core.idle(), "flush refuses while requests run, and only then")
 
     def _release(self) -> None:
-        """Gives the memory of the KV cache back, where no request holds any of it."""
-        scheduler = self.core.scheduler
-        if not any(r.pages for r in (*scheduler.running, *scheduler.parked)):
-            scheduler.flush_cache()
-            must(scheduler.pages.free == self.core.settings.pages, "memory given back while pages are held")
-            self.runner.wipe()
+        """Gives memory back, which is refused while requests run or wait."""
+        idle = self.core.idle()
+        try:
+            self.core.release_memory(self.random.sample(TAGS, self.random.randint(1, len(TAGS))))
+        except UserError:
+            must(not idle, "memory is not given back though nothing runs")
+        else:
+            must(idle, "memory was given back while requests run")
+            must(self.core.scheduler.pages.free == self.core.settings.pages, "and while pages are held")
+
+    def _restore(self) -> None:
+        """Takes released memory again, and brings the weights that went."""
+        self.core.memory.resume(None)
+        if self.core.memory.stale is not None:
+            self._update()
 
     def _peer(self) -> None:
         """The other engine of split requests does what it is asked for."""
@@ -289,12 +308,12 @@ class World:
                 self.core.accept_first(request, token_of(digest), logprob_of(digest))
 
     def _illegal(self) -> None:
-        """An event that the table has no row for is refused and changes nothing."""
-        state, event = self.random.choice(PAIRS)
-        if not TABLE.allows(state, event):
-            with contextlib.suppress(IllegalTransition):
-                TABLE.after(state, event)
-                raise Broken(f"{event} in {state} was taken")
+        """Events that the table has no row for are refused and change nothing."""
+        for state, event in self.random.sample(PAIRS, 12):
+            if not TABLE.allows(state, event):
+                with contextlib.suppress(IllegalTransition):
+                    TABLE.after(state, event)
+                    raise Broken(f"{event} in {state} was taken")
 
     @property
     def runner(self) -> FakeRunner:
@@ -351,6 +370,7 @@ def fakes(seen: Counter[tuple[State, Event, bool]]) -> Iterator[None]:
     with (
         mock.patch.object(core_module, "Runner", FakeRunner),
         mock.patch.object(core_module, "LiveWeights", FakeWeights),
+        mock.patch.object(memory_module, "give_back", lambda: None),  # a full collection of garbage
         mock.patch.object(TABLE, "after", counted),
     ):
         yield
