@@ -17,9 +17,9 @@ SHORT = {  # SGLang's other names
 }
 ADMIN_TOKEN_ENV = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 
-# libgomp's threads spin for milliseconds at each barrier by default. Where something else wants their core,
-# that made a step with two threads 4 to 7 times slower; this many turns are a few microseconds.
-SPIN_COUNT = "2000"
+# How often libgomp's threads spin at a barrier before they sleep, where nobody said otherwise: its own default of
+# milliseconds takes the core from whatever else wants it; too few, and the 240 barriers of a step are wake-ups.
+SPIN_COUNT = "100000"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,8 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as fault:
         logging.getLogger(__name__).error("%s", fault)
         return fault.exit_status
-    if "OMP_WAIT_POLICY" not in os.environ:  # read once, when libgomp is loaded with torch
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read once, when libgomp is loaded with torch
     from turnout.engine.main import Lifetime, run_engine  # noqa: PLC0415 - torch only after the flags are right
 
     return run_engine(settings, Lifetime(arguments.ready_file, arguments.detached, arguments.parent_pid))

@@ -27,14 +27,7 @@ def child_environment(threads: int, extra: Mapping[str, str] | None = None) -> d
     """This process's environment for a child: thread counts set, proxies removed."""
     kept = {name: value for name, value in os.environ.items() if name.lower() not in PROXY_VARIABLES}
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-    # A pool that spins while it waits would take the cores from the other half of a run.
-    return {
-        **kept,
-        **counts,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        **(extra or {}),
-    }
+    return {**kept, **counts, "OMP_WAIT_POLICY": "PASSIVE", **POOL_ENVIRONMENT, **(extra or {})}
 
 
 class ChildProcess:
