@@ -51,7 +51,7 @@ def test_the_kit(server: Server, tmp_path: Path):
         result: {row["name"]: row["detail"] for row in found["checks"] if row["result"] == result}
         for result in ("passed", "failed", "absent")
     }
-    assert results["failed"] == {}
+    assert results["failed"] == {}, "\n".join(f"{name}: {why}" for name, why in results["failed"].items())
     assert found["passed"] >= PASSED_LEAST
     unlisted = {name: why for name, why in results["absent"].items() if name not in expected_absent()}
     assert unlisted == {}, "absent without a reason in expected_absent.txt"

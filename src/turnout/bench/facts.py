@@ -13,6 +13,7 @@ from turnout.core.errors import ConfigError, Fault
 from turnout.serving.exchange import Exchange
 
 PROBE_TOKENS = 24
+PROBES = 5
 RUNNING_DEFAULT = 1 << 20
 
 
@@ -52,11 +53,14 @@ async def read_facts(wire: Exchange, folder: Path | None) -> tuple[Facts, Path]:
 
 
 async def measured_token_s(target: Target) -> float:
-    """Seconds of one decode step of a single request, once the engine is warm."""
-    await target.generate(target.prompt(1), PROBE_TOKENS)
-    begun = target.clock.now()
-    await target.generate(target.prompt(1), PROBE_TOKENS)
-    return (target.clock.now() - begun) / PROBE_TOKENS
+    """Seconds of one decode step of a single request, once the engine is warm; the fastest of several, since
+    checks rely on requests that are not over sooner."""
+    taken: list[float] = []
+    for _ in range(PROBES):
+        begun = target.clock.now()
+        await target.generate(target.prompt(1), PROBE_TOKENS)
+        taken.append((target.clock.now() - begun) / PROBE_TOKENS)
+    return min(taken)
 
 
 def _process_here(wire: Exchange, pid: Any) -> int:

@@ -8,6 +8,10 @@ from urllib.parse import urlsplit
 
 from turnout.core.errors import ConfigError, Fault
 
+# An idle connection is used again for so long. SGLang closes its own after 5 s; a request that meets that looks like
+# the engine's death.
+KEPT_ALIVE_S = 2.0
+
 
 @dataclass(frozen=True, order=True)
 class Address:

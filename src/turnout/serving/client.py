@@ -34,7 +34,7 @@ from turnout.protocol.sglang import (
     parse_event,
     parse_reply,
 )
-from turnout.serving.address import Address
+from turnout.serving.address import KEPT_ALIVE_S, Address
 from turnout.serving.events import EventReader
 
 CONTROL_BODY_BYTES_MAX = 1 << 20
@@ -196,7 +196,7 @@ class EngineClient:
         if self._session is None:
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=headers,
                 trust_env=False,

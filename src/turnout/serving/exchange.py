@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from turnout.core.errors import DeadlineExceeded, EngineDead
-from turnout.serving.address import Address
+from turnout.serving.address import KEPT_ALIVE_S, Address
 
 DONE = "[DONE]"
 
@@ -127,7 +127,7 @@ class Exchange:
         session = self._session
         if session is None:
             session = self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 trust_env=False,
             )
