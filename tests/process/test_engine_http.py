@@ -97,9 +97,13 @@ def test_text_stop_ids_stop_strings_and_minimum(calm):
     assert "output_token_logprobs" not in row["meta_info"]
     tokens, _ = parts(calm.generate(PROMPT, 60))
     at = next(i for i in range(5, 60) if tokens[i] not in tokens[:i])
-    status, row = calm.generate(PROMPT, 60, stop_token_ids=[tokens[at]])
+    assert (
+        parts(calm.generate(PROMPT, 60, stop_token_ids=[tokens[at]]))[0] == tokens
+    )  # ignore_eos: no id ends it
+    status, row = calm.generate(PROMPT, 60, stop_token_ids=[tokens[at]], ignore_eos=False)
     assert row["output_ids"] == tokens[: at + 1] and row["meta_info"]["finish_reason"]["type"] == "stop"
-    late = parts(calm.generate(PROMPT, 60, stop_token_ids=[tokens[at]], min_new_tokens=at + 1))[0]
+    minimum = {"stop_token_ids": [tokens[at]], "min_new_tokens": at + 1, "ignore_eos": False}
+    late = parts(calm.generate(PROMPT, 60, **minimum))[0]
     assert len(late) > at and tokens[at] not in late[: at + 1]
     letters = next(i for i in range(4, 60) if 36 <= tokens[i] < 97)
     text = calm.generate(PROMPT, letters + 1)[1]["text"]

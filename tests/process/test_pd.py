@@ -83,7 +83,10 @@ def check_one_token(split: Pair, single: EngineProcess) -> None:
     """A first token that is the last ends both sides; nothing is decoded."""
     steps = info(split.decode)["internal_states"][0]["steps"]
     token = parts(single.generate(PROMPTS[2], 1))[0][0]
-    for changes, kind in (({"new": 1}, "length"), ({"new": 9, "stop_token_ids": [token]}, "stop")):
+    for changes, kind in (
+        ({"new": 1}, "length"),
+        ({"new": 9, "stop_token_ids": [token], "ignore_eos": False}, "stop"),
+    ):
         for future in split.send(split.body(PROMPTS[2], **changes)):
             assert parts(future.result(60))[0] == [token]
             meta = future.result()[1]["meta_info"]

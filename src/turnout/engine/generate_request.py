@@ -126,7 +126,9 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
         faults.extend(_context_faults(len(ids), params.max_new_tokens, model.shape.context_length))
     if faults or params is None:
         return None
-    end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else model.shape.eos_ids)
+    # As in SGLang 0.5.23, ignore_eos switches off the stop ids of the request as well.
+    ends = frozenset(params.stop_token_ids) | model.shape.eos_ids
+    end_ids = frozenset() if params.ignore_eos else ends
     seed = params.sampling_seed if params.sampling_seed is not None else secrets.randbits(63)
     constraint = VersionConstraint.parse(key) if key else None
     namespace = key if key and constraint is None else ""

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from turnout.core.errors import ConfigError, Fault
 
-# An idle connection is used again for so long. SGLang closes its own after 5 s; a request that meets that looks like
-# the engine's death.
+# An idle connection is used again for so long. SGLang closes its own after 5 s; a request that meets that looks
+# like the engine's death.
 KEPT_ALIVE_S = 2.0
 
 

@@ -12,12 +12,14 @@ ROUNDS = 6
 
 async def _fresh_place(t: Target) -> tuple[list[int], Reply, int]:
     """A prompt, its greedy response, and a place of it whose token did not come before: 5 or later, and not the
-    last, where SGLang says length."""
+    last, where SGLang says length. No end id comes up to it: ignore_eos, which SGLang takes to mean stop ids as
+    well, can be left out."""
     for seed in range(50, 70):
         ids = t.prompt(seed)
         reply = await t.generate(ids, LENGTH)
         for at in range(5, LENGTH - 1):
-            if reply.tokens[at] not in reply.tokens[:at] and reply.tokens[at] not in t.facts.eos_ids:
+            before = reply.tokens[:at]
+            if reply.tokens[at] not in before and not {*before, reply.tokens[at]} & set(t.facts.eos_ids):
                 return ids, reply, at
     raise CapabilityAbsent("no greedy response of this model has a new token after its fifth")
 
@@ -26,7 +28,7 @@ async def _fresh_place(t: Target) -> tuple[list[int], Reply, int]:
 async def stop_token_ids(t: Target) -> str:
     """A stop id ends the response at its first place, included in the tokens, with finish stop."""
     ids, free, at = await _fresh_place(t)
-    reply = await t.generate(ids, LENGTH, stop_token_ids=[free.tokens[at]])
+    reply = await t.generate(ids, LENGTH, stop_token_ids=[free.tokens[at]], ignore_eos=False)
     expect(reply.finish == "stop", f"finish_reason is {reply.finish}")
     expect(reply.tokens == free.tokens[: at + 1], f"{len(reply.tokens)} tokens, the stop id is token {at}")
     return f"ended at token {at} of {LENGTH}, the stop id"
@@ -36,7 +38,7 @@ async def stop_token_ids(t: Target) -> str:
 async def stop_names_what_matched(t: Target) -> str:
     """finish_reason.matched is the stop id or the stop string that ended the response."""
     ids, free, at = await _fresh_place(t)
-    reply = await t.generate(ids, LENGTH, stop_token_ids=[free.tokens[at]])
+    reply = await t.generate(ids, LENGTH, stop_token_ids=[free.tokens[at]], ignore_eos=False)
     if reply.matched is None:
         raise CapabilityAbsent("finish_reason has no matched")
     expect(reply.matched == free.tokens[at], f"matched is {reply.matched}, the stop id {free.tokens[at]}")
@@ -87,7 +89,8 @@ async def min_new_tokens(t: Target) -> str:
     """Before min_new_tokens a stop id is not drawn, and the response goes on."""
     ids, free, at = await _fresh_place(t)
     stop = free.tokens[at]
-    reply = await t.generate(ids, LENGTH, stop_token_ids=[stop], min_new_tokens=at + 3)
+    more = {"stop_token_ids": [stop], "min_new_tokens": at + 3, "ignore_eos": False}
+    reply = await t.generate(ids, LENGTH, **more)
     expect(len(reply.tokens) >= at + 3, f"{len(reply.tokens)} tokens, at least {at + 3} were asked for")
     expect(stop not in reply.tokens[: at + 2], f"the stop id was drawn before token {at + 3}")
     return f"{len(reply.tokens)} tokens where the stop id alone ends after {at + 1}"
