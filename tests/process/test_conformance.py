@@ -12,38 +12,6 @@ import pytest
 DEADLINE_S = 900.0
 CHECKS_MIN = 90
 
-# What the embedded engine may lack today. It shrinks to nothing.
-ABSENT: dict[str, str] = {
-    "input_log_probs_equal_reference": "input log-probs",
-    "decoding_equals_scoring": "input log-probs",
-    "prepare_and_activate": "two-call updates",
-    "version_constraints": "extra_key",
-    "update_by_handles": "tensor updates",
-    "update_by_one_bucket": "tensor updates",
-    "update_by_a_bucket_each": "tensor updates",
-    "update_by_buckets_at_their_edges": "tensor updates",
-    "update_in_another_order": "tensor updates",
-    "tied_embeddings": "tensor updates",
-    "begin_and_end_calls": "tensor updates",
-    "tensors_of_an_unknown_name": "tensor updates",
-    "tensors_of_a_wrong_shape": "tensor updates",
-    "tensors_of_a_wrong_dtype": "tensor updates",
-    "tensors_with_nan": "tensor updates",
-    "update_of_some_tensors": "tensor updates",
-    "tensors_that_are_no_pickle": "tensor updates",
-    "update_by_group": "group updates",
-    "update_by_group_in_buckets": "group updates",
-    "group_calls_in_a_wrong_order": "group updates",
-    "group_whose_sender_leaves": "group updates",
-    "weights_by_name": "reading weights",
-    "checksums_tell_versions_apart": "reading weights",
-    "snapshot_and_compare": "reading weights",
-    "release_and_resume_cache": "memory",
-    "release_and_resume_weights": "memory",
-    "release_while_requests_run": "memory",
-    "resume_of_what_is_not_released": "memory",
-}
-
 
 def run_kit(tmp_path, *arguments: str) -> tuple[int, dict, str]:
     """Exit status, the report and the terminal's text."""
@@ -74,12 +42,10 @@ def test_the_embedded_engine_passes(tmp_path):
     status, report, shown = run_kit(tmp_path)
     failed = {c["name"]: c["detail"] for c in report["checks"] if c["result"] == "failed"}
     assert failed == {} and status == 0 and report["failed"] == 0, shown
-    absent = {c["name"] for c in report["checks"] if c["result"] == "absent"}
-    assert absent <= set(ABSENT), absent - set(ABSENT)
-    assert len(report["checks"]) >= CHECKS_MIN
-    assert report["passed"] == len(report["checks"]) - len(absent) and report["absent"] == len(absent)
+    assert [c["name"] for c in report["checks"] if c["result"] == "absent"] == []
+    assert report["passed"] == len(report["checks"]) >= CHECKS_MIN and report["absent"] == 0
     assert all(c["detail"] for c in report["checks"])
-    assert shown.splitlines()[-1] == f"{report['passed']} passed, 0 failed, {len(absent)} absent"
+    assert shown.splitlines()[-1] == f"{report['passed']} passed, 0 failed, 0 absent"
 
 
 def test_with_an_admin_token_and_in_float32(tmp_path, monkeypatch):
@@ -101,7 +67,7 @@ def test_two_tensor_parallel_ranks(tmp_path):
     )
     status, report, shown = run_kit(tmp_path, "--engine-flag", "tp-size=2", *only)
     assert (status, report["failed"]) == (0, 0), shown
-    assert {c["name"] for c in report["checks"] if c["result"] == "absent"} <= set(ABSENT), shown
+    assert [c["name"] for c in report["checks"] if c["result"] == "absent"] == [], shown
 
 
 @pytest.mark.parametrize("words", [["--engine", "nowhere"], ["--admin-token-env", "KIT_NO_SUCH_VARIABLE"]])
