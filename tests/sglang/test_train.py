@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.process.run_process import ended, of_kind, processes_of, start
 
 DEADLINE_S = 1200.0
 
 
-def test_updates_by_disk(sglang_python: Path, tmp_path: Path):
+@pytest.mark.parametrize("transport", ["disk", "tensor", "group"])
+def test_three_steps(sglang_python: Path, tmp_path: Path, transport: str):
     words = {
         "--run-dir": tmp_path / "run",
         "--engine": "sglang",
@@ -20,7 +23,7 @@ def test_updates_by_disk(sglang_python: Path, tmp_path: Path):
         "--engine-start-timeout-s": 600,
         "--num-rollout": 3,
         "--eval-num-prompts": 4,
-        "--update-weight-transport": "disk",
+        "--update-weight-transport": transport,
     }
     tiny = Path(__file__).parents[2] / "examples" / "tiny.yaml"
     flags = [str(word) for pair in words.items() for word in pair]
