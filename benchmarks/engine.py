@@ -193,7 +193,7 @@ def accuracy(sides: dict[str, Any], model: Path) -> dict[str, float]:
 def roofline(model: Path, threads: int) -> dict[str, float]:
     """What the machine allows: reading every weight once a step, and the products of 32 rows."""
     torch.set_num_threads(threads)
-    big = torch.ones(1 << 28, dtype=torch.int32)
+    big = torch.ones(1 << 28)
     a, b = torch.ones(2048, 2048, dtype=torch.bfloat16), torch.ones(2048, 2048, dtype=torch.bfloat16)
     bandwidth = big.nbytes / _best(big.sum)
     rate = 2 * 2048**3 / _best(lambda: a @ b)
@@ -254,7 +254,7 @@ def main() -> None:
                 if name == "turnout":
                     sides[name] = Turnout(model, asked.threads, Path(folder))
                 else:
-                    sides[name] = Child(name, model, asked.threads, asked.json.with_suffix(f".{name}.log"))
+                    sides[name] = Child(name, model, asked.threads, Path(folder) / f"{name}.log")
             report |= measure(sides, loads, asked.repeats)
             report["logprob_error"] = accuracy(sides, model)
         finally:
