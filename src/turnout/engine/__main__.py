@@ -10,16 +10,13 @@ from pathlib import Path
 
 from turnout.core.errors import ConfigError
 from turnout.engine.settings import EngineSettings
+from turnout.placement.processes import POOL_ENVIRONMENT
 
 SHORT = {  # SGLang's other names
     "tp_size": ("--tp", "--tensor-parallel-size"),
     "ep_size": ("--ep", "--expert-parallel-size"),
 }
 ADMIN_TOKEN_ENV = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
-
-# How often libgomp's threads spin at a barrier before they sleep, where nobody said otherwise: its own default of
-# milliseconds takes the core from whatever else wants it; too few, and the 240 barriers of a step are wake-ups.
-SPIN_COUNT = "100000"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,7 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as fault:
         logging.getLogger(__name__).error("%s", fault)
         return fault.exit_status
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read once, when libgomp is loaded with torch
+    for name, value in POOL_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # read once, when libgomp is loaded with torch
     from turnout.engine.main import Lifetime, run_engine  # noqa: PLC0415 - torch only after the flags are right
 
     return run_engine(settings, Lifetime(arguments.ready_file, arguments.detached, arguments.parent_pid))

@@ -223,9 +223,6 @@ class Scheduler:
         if any(queue != sorted(queue, key=_arrival) for queue in (self.running, self.waiting)):
             raise InvariantBroken("a queue is out of order")
 
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.limits.page_tokens)
-
     def _admit(self) -> None:
         """Oldest first, while a slot is free and the pages suffice for what is known of all running ones,
         with one page more for each to grow into; always at least one."""

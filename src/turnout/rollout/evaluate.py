@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from turnout.core.errors import EngineDead, EngineError, InvariantBroken
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, Prompt, Trajectory
+from turnout.placement.tasks import together
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.worker import Generator, SamplingPlan, together
+from turnout.rollout.worker import Generator, SamplingPlan
 
 CONCURRENCY = 128
 

@@ -8,21 +8,20 @@ nor engine changes what is sampled.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused
 from turnout.core.ports import Clock
 from turnout.core.rng import IdSource, SeedTree, random_id
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import VersionSpans
+from turnout.placement.tasks import together
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.rollout.rewards import RewardRunner
 from turnout.serving.client import EngineClient
 
-T = TypeVar("T")
 BUSY_PAUSE_S = 0.2
 
 
@@ -41,18 +40,6 @@ class SamplingPlan:
     params: SamplingParams
     deadline_s: float
     min_group: int
-
-
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order. At the first error, or when cancelled, the rest is cancelled and awaited: no
-    request outlives what asked for it."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class GroupFailed(Exception):

@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
+from turnout.placement.tasks import together
 from turnout.serving.weights_client import BucketFlags, EngineWeights, Meeting
-from turnout.transfer.stream import DROP_DEADLINE_S, Bucket, StreamTransport, together
+from turnout.transfer.stream import DROP_DEADLINE_S, Bucket, StreamTransport
 from turnout.weights.buckets import Slot, pack
 from turnout.weights.store import WeightStore
 
@@ -62,7 +63,7 @@ class GroupTransport(StreamTransport):
         joins = [engine.join(meeting, deadline_s) for engine, meeting in zip(engines, meetings)]
         mine = asyncio.to_thread(_backend, store, name, world, limit)
         self._group = _Group(name, store, None)  # from here on `close` tells the engines to leave it
-        *_, backend = await together(iter([*joins, mine]))
+        *_, backend = await together([*joins, mine])
         self._group.backend = backend
 
     async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
@@ -73,7 +74,7 @@ class GroupTransport(StreamTransport):
         calls = [engine.through_group(name, slots, flags) for engine in engines]
         limit = timedelta(seconds=flags.deadline_s)
         mine = asyncio.to_thread(_broadcast, self._group.backend, data, limit)
-        await together(iter([*calls, mine]))
+        await together([*calls, mine])
 
     async def close(self, engines: Sequence[EngineWeights], failed: bool) -> None:
         if not failed or self._group is None:

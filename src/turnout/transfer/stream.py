@@ -8,12 +8,12 @@ was sent wrongly is never current; after a failure every engine is told to drop 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
+from turnout.placement.tasks import together
 from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.weights_client import BucketFlags, EngineWeights
 from turnout.transfer.updater import Export, Ready
@@ -22,7 +22,6 @@ from turnout.weights.digest import root_digest, tensor_digest
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import HostTensor
 
-T = TypeVar("T")
 DROP_DEADLINE_S = 10.0
 Bucket = list[HostTensor]
 
@@ -96,17 +95,6 @@ class StreamTransport:
         found = await together(engine.client.attest(left()) for engine in engines)
         await self.close(engines, failed=False)
         return {engine.client.engine_id: attested for engine, attested in zip(engines, found)}
-
-
-async def together(calls: Iterator[Awaitable[T]]) -> list[T]:
-    """All results; the first failure, after the others were cancelled."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def ahead(items: Iterator[Bucket]) -> AsyncIterator[tuple[Bucket, bool]]:
