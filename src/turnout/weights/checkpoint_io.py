@@ -24,12 +24,15 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgp
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What a manifest says of one tensor."""
+    """What a manifest says of one tensor. In a delta version `file` holds its change of `count` elements, from
+    the state with the digest `before`; it is empty where nothing changed."""
 
     dtype: str
     shape: tuple[int, ...]
     digest: str
     file: str
+    before: str = ""
+    count: int = 0
 
 
 @dataclass(frozen=True)

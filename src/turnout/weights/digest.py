@@ -67,9 +67,14 @@ def row_sums(bits: NDArray[np.unsignedinteger], columns: int, first_position: in
 
 
 def changed_sums(
-    positions: NDArray[np.int64], before: NDArray[np.unsignedinteger], after: NDArray[np.unsignedinteger]
+    positions: NDArray[np.signedinteger],
+    before: NDArray[np.unsignedinteger],
+    after: NDArray[np.unsignedinteger],
 ) -> Sums:
-    """What to add to a tensor's sums when the elements at these flat positions change (4 bytes at most)."""
+    """What to add to a tensor's sums when the elements at these flat positions [count] change."""
+    if before.dtype == np.uint64:
+        positions = np.repeat(positions.astype(np.int64) * 2, 2) + np.tile([0, 1], positions.size)
+        before, after = before.view(np.uint32), after.view(np.uint32)
     lo, hi = 0, 0
     for bits, sign in ((after, 1), (before, -1)):
         part = _mix(positions.astype(np.uint64), bits.astype(np.uint64))

@@ -11,19 +11,23 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from blake3 import blake3
+
 from turnout.core.errors import WeightError
 from turnout.core.version import WeightVersion
 from turnout.weights.checkpoint_io import TensorEntry, read_checkpoint
 from turnout.weights.digest import root_digest, tensor_digest
 
-FORMAT, FORMAT_VERSION = "turnout-weights", 1
+FORMAT, FORMAT_VERSION = "turnout-weights", 2
+FULL, DELTA = "full", "delta"
 MANIFEST, DONE = "manifest.json", "DONE"
 
 
 @dataclass(frozen=True)
 class WeightManifest:
     """`step` is the number of train steps done when the weights were exported; `write_id` names this very
-    write, so that a publisher can tell its own from another's."""
+    write, so that a publisher can tell its own from another's. A delta names its `base` and its `encoding`.
+    `files` are sizes, `checksums` blake3, both by file name."""
 
     version: WeightVersion
     kind: str
@@ -32,6 +36,9 @@ class WeightManifest:
     write_id: str
     files: dict[str, int]
     tensors: dict[str, TensorEntry]
+    checksums: dict[str, str]
+    base: WeightVersion | None = None
+    encoding: str = ""
 
     def to_bytes(self) -> bytes:
         return json.dumps(
@@ -48,9 +55,11 @@ def parse_manifest(data: bytes, where: str) -> WeightManifest:
             raise WeightError(f"{where}: format {found}, this program reads {(FORMAT, FORMAT_VERSION)}")
         row["version"], row["files"] = WeightVersion(**row["version"]), dict(row["files"].items())
         row["tensors"] = {
-            name: TensorEntry(e["dtype"], tuple(e["shape"]), e["digest"], e["file"])
-            for name, e in row["tensors"].items()
+            name: TensorEntry(**{**entry, "shape": tuple(entry["shape"])})
+            for name, entry in row["tensors"].items()
         }
+        if row["base"] is not None:
+            row["base"] = WeightVersion(**row["base"])
         return WeightManifest(**row)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as fault:
         raise WeightError(f"{where}: not a manifest: {fault}") from fault
@@ -73,9 +82,31 @@ def load_manifest(folder: Path) -> WeightManifest:
     return manifest
 
 
+def complete_versions(root: Path) -> list[WeightManifest]:
+    """The complete versions of a store, oldest first; an incomplete folder is left out."""
+    found: list[WeightManifest] = []
+    for folder in root.glob("weight_v*"):
+        try:
+            found.append(load_manifest(folder))
+        except WeightError:
+            continue
+    return sorted(found, key=lambda manifest: manifest.version.counter)
+
+
+def file_checksum(path: Path) -> str:
+    """blake3 of a file, 64 hex digits; raises OSError."""
+    return blake3(max_threads=1).update_mmap(path).hexdigest()
+
+
 def verify(folder: Path) -> WeightManifest:
-    """Reads every tensor of a version and compares digests, names, dtypes and shapes; raises WeightError."""
+    """Reads every file of a version and compares checksums; of a full one also digests, names, dtypes and shapes
+    of all tensors. Raises WeightError."""
     manifest = load_manifest(folder)
+    for name, checksum in manifest.checksums.items():
+        if file_checksum(folder / name) != checksum:
+            raise WeightError(f"{folder / name}: the bytes are not those that were written")
+    if manifest.kind == DELTA:
+        return manifest
     found: dict[str, tuple[str, tuple[int, ...], str]] = {}
     for tensor in read_checkpoint(folder):
         entry = manifest.tensors.get(tensor.name)

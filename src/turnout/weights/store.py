@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,12 +24,22 @@ from turnout.core.errors import WeightError
 from turnout.core.ports import Store
 from turnout.core.rng import IdSource, random_id
 from turnout.core.version import WeightVersion
-from turnout.weights.checkpoint_io import copy_assets, write_checkpoint
-from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
+from turnout.weights.checkpoint_io import Written, copy_assets, write_checkpoint
+from turnout.weights.delta_io import TensorDelta, write_delta
+from turnout.weights.manifest import (
+    DELTA,
+    DONE,
+    FULL,
+    MANIFEST,
+    WeightManifest,
+    complete_versions,
+    file_checksum,
+)
 from turnout.weights.tensors import HostTensor
 
 _FOLDER = re.compile(r"weight_v(\d{6,})")
 _RECORD = re.compile(r"(\d{6,})\.json")
+MakeManifest = Callable[[Written, dict[str, str]], WeightManifest]
 
 
 @dataclass(frozen=True)
@@ -74,15 +84,47 @@ class WeightStore:
         return max((int(match.group(1)) for match in [*folders, *records] if match), default=0)
 
     def publish(self, tensors: Iterable[HostTensor], step: int) -> Published:
-        """Writes the next version and returns it; raises WeightError, leaving nothing half-written behind,
+        """Writes the next version in full and returns it; raises WeightError, leaving nothing half-written behind,
         where there is too little room, a file operation fails or another publisher was faster."""
+
+        def write(staged: Path) -> Written:
+            copy_assets(self._assets, staged)
+            return write_checkpoint(staged, tensors, self._shard_bytes)
+
+        return self._publish(write, step, FULL)
+
+    def publish_delta(
+        self, deltas: Iterable[TensorDelta], base: WeightVersion, encoding: str, step: int
+    ) -> Published:
+        """Writes the next version as what changed since `base`; raises as `publish` does."""
+
+        def write(staged: Path) -> Written:
+            return write_delta(staged, deltas, encoding, self._shard_bytes)
+
+        return self._publish(write, step, DELTA, base, encoding)
+
+    def _publish(
+        self,
+        write: Callable[[Path], Written],
+        step: int,
+        kind: str,
+        base: WeightVersion | None = None,
+        encoding: str = "",
+    ) -> Published:
         with self._told("no version could be written"):
             counter, write_id = self.newest_counter() + 1, self._ids()
             self._check_room(counter)
-            manifest = self._write(tensors, step, counter, write_id)
-            self._publish_record(manifest.version, write_id)
-        folder = self.root / manifest.version.directory
-        return Published(manifest.version, folder, sum(manifest.files.values()))
+
+            def manifest(written: Written, checksums: dict[str, str]) -> WeightManifest:
+                version = WeightVersion(self._incarnation, counter, written.root)
+                origin = (self._run_id, write_id)
+                content = (written.files, written.tensors, checksums)
+                return WeightManifest(version, kind, step, *origin, *content, base, encoding)
+
+            made = self._write(write, manifest, counter, write_id)
+            self._publish_record(made.version, write_id)
+        folder = self.root / made.version.directory
+        return Published(made.version, folder, sum(made.files.values()))
 
     def record(self, root: str) -> WeightVersion:
         """Gives out the next version for weights that reach engines another way: a PUBLISHED record, no folder.
@@ -94,14 +136,7 @@ class WeightStore:
 
     def versions(self) -> list[WeightManifest]:
         """The complete versions, oldest first; an incomplete folder is left out."""
-        found: list[WeightManifest] = []
-        for name in self._files.names(self.root):
-            if _FOLDER.fullmatch(name):
-                try:
-                    found.append(load_manifest(self.root / name))
-                except WeightError:
-                    continue
-        return sorted(found, key=lambda manifest: manifest.version.counter)
+        return complete_versions(self.root)
 
     def prune(self, keep: set[int]) -> list[int]:
         """Removes every version folder whose counter is not in `keep`; returns the counters removed."""
@@ -120,26 +155,24 @@ class WeightStore:
                 f"version {version.counter} was published by somebody else: is another trainer running?"
             )
 
-    def _write(self, tensors: Iterable[HostTensor], step: int, counter: int, write_id: str) -> WeightManifest:
+    def _write(
+        self, write: Callable[[Path], Written], manifest: MakeManifest, counter: int, write_id: str
+    ) -> WeightManifest:
         """Stages a version beside its place and renames it there."""
         staged = self.root / f"weight_v{counter:06d}.tmp-{write_id}"
         staged.mkdir()
         try:
-            copy_assets(self._assets, staged)
-            written = write_checkpoint(staged, tensors, self._shard_bytes)
-            version = WeightVersion(self._incarnation, counter, written.root)
-            manifest = WeightManifest(
-                version, "full", step, self._run_id, write_id, written.files, written.tensors
-            )
-            (staged / MANIFEST).write_bytes(manifest.to_bytes())
+            written = write(staged)
+            made = manifest(written, {name: file_checksum(staged / name) for name in written.files})
+            (staged / MANIFEST).write_bytes(made.to_bytes())
             (staged / DONE).write_bytes(b"")
-            self._files.publish_folder(staged, self.root / version.directory)
+            self._files.publish_folder(staged, self.root / made.version.directory)
         except BaseException:
             with suppress(OSError):  # the first fault is the one to tell; `open` removes what stays
                 if staged.exists():
                     self._files.remove_tree(staged)
             raise
-        return manifest
+        return made
 
     def _check_owner(self, mine: dict[str, str]) -> None:
         try:

@@ -154,7 +154,7 @@ def published(source, target, **changes):
     copy_assets(source, target)
     written = write_checkpoint(target, read_checkpoint(source), 40_000)
     version = WeightVersion(0, 3, changes.pop("root", written.root))
-    manifest = WeightManifest(version, "full", 3, "run", "w", written.files, written.tensors)
+    manifest = WeightManifest(version, "full", 3, "run", "w", written.files, written.tensors, {})
     (target / "manifest.json").write_bytes(manifest.to_bytes())
     (target / "DONE").touch()
     return target

@@ -23,7 +23,7 @@ def version(tmp_path: Path) -> Path:
     copy_assets(assets(tmp_path / "assets"), folder)
     written = write_checkpoint(folder, model(), 1 << 20)
     manifest = WeightManifest(
-        WeightVersion(1, 3, written.root), "full", 3, "run", "write", written.files, written.tensors
+        WeightVersion(1, 3, written.root), "full", 3, "run", "write", written.files, written.tensors, {}
     )
     (folder / MANIFEST).write_bytes(manifest.to_bytes())
     (folder / DONE).write_bytes(b"")
@@ -72,7 +72,7 @@ def test_a_truncated_file_is_refused_by_its_size(version: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda row: row.update(format_version=2), "format .*2"),
+        (lambda row: row.update(format_version=3), "format .*3"),
         (lambda row: row.update(format="other"), "format .*other"),
         (lambda row: row.pop("format"), "not a manifest"),
         (lambda row: row.pop("version"), "not a manifest"),

@@ -1,0 +1,1 @@
+"""Encodings of deltas by name (--update-weight-encoding). One file each."""

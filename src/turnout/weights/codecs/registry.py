@@ -1,0 +1,16 @@
+"""The encodings by name: what a manifest may say, and what --update-weight-encoding offers."""
+
+from __future__ import annotations
+
+from turnout.core.errors import WeightError
+from turnout.weights.codecs.codec import Codec
+from turnout.weights.codecs.indices import Indices
+
+CODECS: dict[str, Codec] = {"indices": Indices()}
+
+
+def codec(name: str) -> Codec:
+    """Raises WeightError for an unknown name."""
+    if name not in CODECS:
+        raise WeightError(f"encoding {name!r} is not known here; known are {', '.join(CODECS)}")
+    return CODECS[name]
