@@ -14,6 +14,7 @@ from typing import Any
 from turnout.core.errors import EngineError
 from turnout.serving.client import EngineClient
 from turnout.weights.buckets import TORCH_NAMES, Slot
+from turnout.weights.delta_bucket import DELTA_BUCKET, Part
 
 FLATTENED = "flattened_bucket"
 
@@ -56,12 +57,14 @@ class EngineWeights:
             self._ranks = size
         return self._ranks
 
-    async def begin(self, deadline_s: float) -> None:
-        await self._succeed("/begin_weight_update", {}, deadline_s)
+    async def begin(self, deadline_s: float, base_root: str | None = None) -> None:
+        """`base_root` (ours): what the changes to come are relative to; an engine with another root refuses."""
+        await self._succeed("/begin_weight_update", _given(base_root=base_root), deadline_s)
 
-    async def end(self, deadline_s: float) -> None:
-        """Has the engine put into place what came since `begin`."""
-        await self._succeed("/end_weight_update", {}, deadline_s)
+    async def end(self, deadline_s: float, root: str | None = None) -> None:
+        """Has the engine put into place what came since `begin`; `root` (ours): what must come out, checked
+        before anything is written."""
+        await self._succeed("/end_weight_update", _given(root=root), deadline_s)
 
     async def drop(self, deadline_s: float) -> None:
         """Ends a begun update without it: ours forgets what came, a stock SGLang holds unknown weights then."""
@@ -95,6 +98,21 @@ class EngineWeights:
         }
         await self._succeed("/update_weights_from_distributed", body, flags.deadline_s)
 
+    async def changes_through_group(self, group: str, parts: Sequence[Part], flags: BucketFlags) -> None:
+        """Has the engine receive one bucket of changes (turnout.weights.delta_bucket); returns when it has. Ours:
+        for engines that announce DELTA_BUCKET in `delta_formats` of /server_info, between `begin` with a base root
+        and `end`."""
+        body = {
+            "names": [part.name for part in parts],
+            "dtypes": [TORCH_NAMES[part.dtype] for part in parts],
+            "shapes": [list(part.shape) for part in parts],
+            "counts": [part.count for part in parts],
+            "group_name": group,
+            **_flags(flags),
+            "load_format": DELTA_BUCKET,
+        }
+        await self._succeed("/update_weights_from_distributed", body, flags.deadline_s)
+
     async def leave(self, group: str, deadline_s: float) -> None:
         with contextlib.suppress(EngineError):
             await self.client.control("/destroy_weights_update_group", {"group_name": group}, deadline_s)
@@ -104,6 +122,10 @@ class EngineWeights:
         if not isinstance(row, dict) or row.get("success") is not True:
             message = row.get("message", row) if isinstance(row, dict) else row
             raise self.client.fault(EngineError, "update", f"{path}: {message}")
+
+
+def _given(**fields: str | None) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _flags(flags: BucketFlags) -> dict[str, Any]:
