@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from turnout.core.errors import InvariantBroken, WeightError
-from turnout.engine.storage import Bits, Buffer, Storage
+from turnout.engine.storage import Buffer, Storage
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import finish, root_digest
 from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
-from turnout.weights.tensors import ITEM_BYTES, HostTensor, nonfinite_count
+from turnout.weights.tensors import ITEM_BYTES, HostTensor, converted, nonfinite_count
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a derived buffer that old Llama checkpoints carry
 EXACT = {("BF16", "BF16"), ("F32", "F32"), ("BF16", "F32"), ("F16", "F32")}
@@ -140,7 +140,7 @@ class Staging:
         buffer = self._buffers.get(spec.buffer)
         if buffer is None:
             buffer = self._buffers[spec.buffer] = self._storage.fresh(spec.buffer)
-        bits = _as_live(tensor, spec.dtype)
+        bits = converted(tensor, spec.dtype).bits
         twin = next(
             (n for names in self._storage.tied if tensor.name in names for n in names if n in self._given),
             None,
@@ -241,20 +241,6 @@ def noise(weights: LiveWeights, keep: Callable[[str], bool]) -> Staged:
         values = random.standard_normal(math.prod(spec.shape), np.float32) / np.float32(32)
         staging.add(HostTensor(name, "F32", spec.shape, values.view(np.uint32)))
     return staging.seal(complete=True)
-
-
-def _as_live(tensor: HostTensor, live: str) -> Bits:
-    """The bits of a tensor in the live dtype; float32 and float16 round to nearest even."""
-    if tensor.dtype == live:
-        return tensor.bits
-    if tensor.dtype == "BF16":
-        return tensor.bits.astype(np.uint32) << np.uint32(16)
-    wide = tensor.bits.view(np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float32)
-    bits = wide.view(np.uint32)
-    if live == "F32":
-        return bits
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
 def _line(storage: Storage, buffer: Buffer, name: str, dtype: str) -> Line:

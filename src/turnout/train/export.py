@@ -103,7 +103,12 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def export_tensors(entries: list[ExportEntry], parameters: Mapping[str, Tensor]) -> Iterator[HostTensor]:
     """One host copy per entry, made as it is asked for."""
     for entry in entries:
-        tensor = entry.view(parameters).detach().to("cpu", copy=True).contiguous()
-        dtype, signed, unsigned = _NAMES[tensor.dtype]
-        bits = tensor.view(-1).view(signed).numpy().view(unsigned)
-        yield HostTensor(entry.name, dtype, tuple(tensor.shape), bits)
+        yield _copy(entry, parameters)
+
+
+def _copy(entry: ExportEntry, parameters: Mapping[str, Tensor]) -> HostTensor:
+    """A function of its own, so that the generator does not hold one copy while it makes the next."""
+    tensor = entry.view(parameters).detach().to("cpu", copy=True).contiguous()
+    dtype, signed, unsigned = _NAMES[tensor.dtype]
+    bits = tensor.view(-1).view(signed).numpy().view(unsigned)
+    return HostTensor(entry.name, dtype, tuple(tensor.shape), bits)

@@ -62,3 +62,18 @@ def narrowed(tensor: HostTensor, dtype: str) -> HostTensor:
     if (tensor.dtype, dtype) != ("F32", "BF16") or np.any(tensor.bits & np.uint32(0xFFFF)):
         return tensor
     return HostTensor(tensor.name, dtype, tensor.shape, (tensor.bits >> np.uint32(16)).astype(np.uint16))
+
+
+def converted(tensor: HostTensor, dtype: str) -> HostTensor:
+    """A BF16, F16 or F32 tensor as `dtype`, BF16 or F32; what BF16 cannot hold is rounded to nearest even."""
+    if tensor.dtype == dtype:
+        return tensor
+    if tensor.dtype == "BF16":
+        bits = tensor.bits.astype(np.uint32) << np.uint32(16)
+    else:
+        wide = tensor.bits.view(np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float32)
+        bits = wide.view(np.uint32)
+    if dtype == "BF16":
+        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        bits = (rounded >> np.uint32(16)).astype(np.uint16)
+    return HostTensor(tensor.name, dtype, tensor.shape, bits)
