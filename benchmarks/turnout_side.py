@@ -17,7 +17,7 @@ import yaml
 from benchmarks.e2e_workloads import GROUP_SIZE, LEARNING_RATE, PROMPTS_PER_STEP, Prompts, Workload
 
 REWARD = Path(__file__).with_name("hash_reward.py")
-PHASES = ("publish", "update")
+PHASES = ("publish", "prepare", "activate")
 
 
 def turnout_side(

@@ -73,6 +73,7 @@ class ScriptedEngine:
         self.label, self.root, self.level = "default", "0" * 32, "memory"
         self.load: Any = {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]}
         self.calls: list[Call] = []
+        self.prepared: dict[str, Any] | None = None
         self.aborted_by_default = 0
         self.on_generate: Callable[[dict[str, Any]], Any] = self.generated
         self.running = 0
@@ -169,6 +170,11 @@ class ScriptedEngine:
             return {"version": "scripted", "tp_size": 1}
         if path == "/update_weights_from_disk":
             return self._load_from_disk(body)
+        if path == "/prepare_weights":
+            self.prepared = body
+            return {"success": True, "message": "prepared", "prepared_id": f"set-{body['weight_version']}"}
+        if path == "/activate_weights":
+            return self._activate(body)
         if path == "/update_weight_version":
             self.aborted_by_default += body.get("abort_all_requests", True)
             self.label = body["new_version"]
@@ -176,6 +182,12 @@ class ScriptedEngine:
         if path in ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache", "/health"):
             return Answer(body=b"")
         return Answer(404, {"error": {"message": f"no {path} here"}})
+
+    def _activate(self, body: dict[str, Any]) -> Any:
+        held, self.prepared = self.prepared, None
+        if held is None or body["prepared_id"] != f"set-{held['weight_version']}":
+            return Answer(400, {"success": False, "message": f"no set {body['prepared_id']} is prepared"})
+        return self._load_from_disk(held | body)
 
     def _load_from_disk(self, body: dict[str, Any]) -> Any:
         self.aborted_by_default += body.get("abort_all_requests", True)

@@ -21,7 +21,7 @@ RESPONSE_LEN = "rollout/response_len_mean"
 MISMATCH = "train/mismatch_mean_abs_logprob"
 EVAL_SCORE = "eval/score"
 SECONDS = "seconds/"
-PHASES = ("rollout", "train", "publish", "update")
+PHASES = ("rollout", "train", "publish", "prepare", "activate")
 
 Row = dict[str, float | None]
 

@@ -15,7 +15,13 @@ from turnout.observe.run_view import ASCII_BLOCKS, BLOCKS, RunView, duration, nu
 
 WIDEST = 110
 TWO_COLUMNS = 84
-PHASE_COLORS = {"rollout": "cyan", "train": "magenta", "publish": "yellow", "update": "green"}
+PHASE_COLORS = {
+    "rollout": "cyan",
+    "train": "magenta",
+    "publish": "yellow",
+    "prepare": "blue",
+    "activate": "green",
+}
 STATE_COLORS = {
     "ready": "green",
     "updating": "yellow",

@@ -59,6 +59,8 @@ class Trainer(Protocol):
 class PendingUpdate(Protocol):
     async def publish(self) -> object: ...
 
+    async def prepare(self) -> None: ...
+
     async def commit(self) -> WeightVersion: ...
 
 
@@ -109,10 +111,8 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
         parts.rollouts.trained(batch, lags)
         step += 1
         last = batch.last or step == end
-        update = parts.weights.begin(step)
-        with parts.phases("publish"):
-            await update.publish()
-        with parts.phases("update"):
+        update = await _publish(parts, step)
+        with parts.phases("activate"):
             version = await update.commit()
         parts.gate.committed(version, step)
         with parts.phases("checkpoint"):
@@ -122,6 +122,16 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
         if last:
             break
     return step
+
+
+async def _publish(parts: Parts, step: int) -> PendingUpdate:
+    """The version on its way to every engine; none of them has stopped serving the old one."""
+    update = parts.weights.begin(step)
+    with parts.phases("publish"):
+        await update.publish()
+    with parts.phases("prepare"):
+        await update.prepare()
+    return update
 
 
 async def _end(parts: Parts, step: int) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 
@@ -54,7 +54,10 @@ class Attestation:
 
 
 class EngineClient:
-    """One engine's API. Owns one connection pool; `version` is the last label that the engine attested."""
+    """One engine's API. Owns one connection pool; `version` is the last label that the engine attested. `stages`:
+    the engine takes new weights beside those it serves and puts them into place when told to."""
+
+    stages: ClassVar[bool] = True
 
     def __init__(self, engine_id: str, address: Address, clock: Clock, token: str | None = None) -> None:
         self.engine_id, self.address = engine_id, address

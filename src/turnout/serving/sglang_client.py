@@ -7,14 +7,16 @@ makes of the trainer's values what must come back; who holds both may raise the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from turnout.core.errors import EngineError
 from turnout.serving.client import CONTROL_DEADLINE_S, Attestation, EngineClient
 
 
 class SglangClient(EngineClient):
-    """SGLang 0.5.23."""
+    """SGLang 0.5.23. What it is sent overwrites what it serves at once."""
+
+    stages: ClassVar[bool] = False
 
     async def generates(self, deadline_s: float) -> None:
         """Returns when the server has made a token; hangs to the deadline while generation is paused."""

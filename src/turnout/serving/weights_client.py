@@ -57,6 +57,20 @@ class EngineWeights:
             self._ranks = size
         return self._ranks
 
+    async def prepare(self, folder: str, label: str, deadline_s: float) -> str:
+        """Has the engine stage a folder beside what it serves; returns the id to `activate` it by."""
+        body = {"model_path": folder, "weight_version": label, "load_format": "auto"}
+        row = await self._succeed("/prepare_weights", body, deadline_s)
+        prepared = row.get("prepared_id")
+        if not isinstance(prepared, str) or not prepared:
+            raise self.client.fault(EngineError, "update", f"/prepare_weights named no set: {row!r}")
+        return prepared
+
+    async def activate(self, prepared_id: str, deadline_s: float) -> None:
+        """Has the engine put a prepared set into place."""
+        body = {"prepared_id": prepared_id, "abort_all_requests": False, "flush_cache": True}
+        await self._succeed("/activate_weights", body, deadline_s)
+
     async def begin(self, deadline_s: float, base_root: str | None = None) -> None:
         """`base_root` (ours): what the changes to come are relative to; an engine with another root refuses."""
         await self._succeed("/begin_weight_update", _given(base_root=base_root), deadline_s)
@@ -117,11 +131,12 @@ class EngineWeights:
         with contextlib.suppress(EngineError):
             await self.client.control("/destroy_weights_update_group", {"group_name": group}, deadline_s)
 
-    async def _succeed(self, path: str, body: dict[str, Any], deadline_s: float) -> None:
+    async def _succeed(self, path: str, body: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         row = await self.client.control(path, body, deadline_s)
         if not isinstance(row, dict) or row.get("success") is not True:
             message = row.get("message", row) if isinstance(row, dict) else row
             raise self.client.fault(EngineError, "update", f"{path}: {message}")
+        return row
 
 
 def _given(**fields: str | None) -> dict[str, Any]:

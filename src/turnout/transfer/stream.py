@@ -1,14 +1,15 @@
 """Versions that touch no disk: what tensor and group transports share.
 
 Promises: the version is fixed by the digest of the trainer's export and recorded before anything is sent; tensors
-go out in buckets of a bounded size; engines activate at the end call and attest from their live tensors, so what
-was sent wrongly is never current; after a failure every engine is told to drop what it staged.
+go out in buckets of a bounded size while engines serve; they activate at the end call and attest from their live
+tensors, so what was sent wrongly is never current; after a failure every engine is told to drop what it staged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
 from turnout.core.ports import Clock
@@ -32,6 +33,8 @@ class StreamTransport:
     def __init__(self, store: WeightStore, clock: Clock, bucket_bytes: int) -> None:
         self.store, self.clock = store, clock
         self._bucket_bytes = bucket_bytes
+        self._receivers: list[EngineWeights] = []  # of the update under way
+        self._unsent: Export | None = None
 
     async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
         """Brings one bucket to all engines; `flags.deadline_s` bounds it. Raises EngineError or WeightError."""
@@ -52,21 +55,32 @@ class StreamTransport:
         work = asyncio.to_thread(self._fix, export)
         return await self.clock.within(deadline_s, "the weights to be digested", work)
 
-    async def deliver(
+    async def prepare(
         self, ready: Ready, export: Export, engines: Sequence[EngineClient], deadline_s: float
+    ) -> dict[str, Exception | None]:
+        """A stock engine serves what it is sent at once: where there is one, sending waits for `activate`."""
+        self._receivers = [EngineWeights(engine) for engine in engines]
+        if not all(engine.stages for engine in engines):
+            self._unsent = export
+            return {engine.engine_id: None for engine in engines}
+        fault = await self._guarded(ready, self._send(ready, export, deadline_s), deadline_s)
+        return {engine.engine_id: fault for engine in engines}
+
+    async def activate(
+        self, ready: Ready, engines: Sequence[EngineClient], deadline_s: float
     ) -> dict[str, Attestation | Exception]:
-        weights = [EngineWeights(engine) for engine in engines]
-        work = self._deliver(ready, export, weights, deadline_s)
-        what = f"version {ready.version.label} to reach {len(engines)} engines"
-        try:
-            return await self.clock.within(deadline_s, what, work)
-        except (EngineError, WeightError, DeadlineExceeded) as fault:
-            await asyncio.gather(*(each.drop(DROP_DEADLINE_S) for each in weights))
-            await self.close(weights, failed=True)
+        found: list[Attestation] = []
+        fault = await self._guarded(ready, self._put(ready, found, deadline_s), deadline_s)
+        if fault is not None:
             return {engine.engine_id: fault for engine in engines}
+        self._receivers = []
+        return {engine.engine_id: attested for engine, attested in zip(engines, found)}
 
     async def committed(self, version: WeightVersion) -> None:
         """Nothing is kept of a version."""
+
+    async def aborted(self, version: WeightVersion) -> None:  # noqa: ARG002 - one at a time
+        await self._drop()
 
     def _fix(self, export: Export) -> Ready:
         lines: dict[str, tuple[str, tuple[int, ...], str]] = {}
@@ -78,23 +92,47 @@ class StreamTransport:
             size += tensor.nbytes
         return Ready(self.store.record(root_digest(lines)), size)
 
-    async def _deliver(
-        self, ready: Ready, export: Export, engines: Sequence[EngineWeights], deadline_s: float
-    ) -> dict[str, Attestation | Exception]:
+    async def _guarded(
+        self, ready: Ready, work: Coroutine[Any, Any, None], deadline_s: float
+    ) -> Exception | None:
+        """Why the work failed; what engines have staged is dropped then."""
+        what = f"version {ready.version.label} to reach {len(self._receivers)} engines"
+        try:
+            await self.clock.within(deadline_s, what, work)
+        except (EngineError, WeightError, DeadlineExceeded) as fault:
+            await self._drop()
+            return fault
+        return None
+
+    async def _drop(self) -> None:
+        receivers, self._receivers, self._unsent = self._receivers, [], None
+        if receivers:
+            await asyncio.gather(*(each.drop(DROP_DEADLINE_S) for each in receivers))
+            await self.close(receivers, failed=True)
+
+    async def _send(self, ready: Ready, export: Export, deadline_s: float) -> None:
         end = self.clock.now() + deadline_s
 
         def left() -> float:
             return max(0.001, end - self.clock.now())
 
+        engines = self._receivers
         await self.open(engines, left())
         await together(engine.begin(left()) for engine in engines)
         async for bucket, last in ahead(buckets(export(), self._bucket_bytes)):
             # the label goes with the last bucket, since a stock SGLang shows it at once
             await self.send(bucket, engines, BucketFlags(ready.version.label if last else None, last, left()))
-        await together(engine.end(left()) for engine in engines)
-        found = await together(engine.client.attest(left()) for engine in engines)
-        await self.close(engines, failed=False)
-        return {engine.client.engine_id: attested for engine, attested in zip(engines, found)}
+
+    async def _put(self, ready: Ready, found: list[Attestation], deadline_s: float) -> None:
+        """Fills `found` with what the receivers attest, in their order."""
+        end = self.clock.now() + deadline_s
+        if self._unsent is not None:
+            await self._send(ready, self._unsent, deadline_s)
+            self._unsent = None
+        await together(engine.end(max(0.001, end - self.clock.now())) for engine in self._receivers)
+        left = max(0.001, end - self.clock.now())
+        found += await together(engine.client.attest(left) for engine in self._receivers)
+        await self.close(self._receivers, failed=False)
 
 
 async def ahead(items: Iterator[Bucket]) -> AsyncIterator[tuple[Bucket, bool]]:

@@ -51,21 +51,34 @@ class Ready:
 
 
 class Transport(Protocol):
-    """A way of versions to engines. `publish` changes nothing for any engine; between it and `deliver` the
-    export stays the same, since no train step comes between."""
+    """A way of versions to engines. `publish` and `prepare` change nothing that an engine serves; from `publish`
+    to the end of `activate` the export stays the same, since no train step comes between. Faults of single
+    engines are returned by engine id, not raised."""
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
         """Fixes the next version by its content; raises WeightError or DeadlineExceeded."""
         ...
 
-    async def deliver(
+    async def prepare(
         self, ready: Ready, export: Export, engines: Sequence[EngineClient], deadline_s: float
+    ) -> dict[str, Exception | None]:
+        """Does all that can be done while the engines serve their old weights. By engine id: None, or its
+        WeightError, EngineError or DeadlineExceeded."""
+        ...
+
+    async def activate(
+        self, ready: Ready, engines: Sequence[EngineClient], deadline_s: float
     ) -> dict[str, Attestation | Exception]:
-        """Has every engine load the version. By engine id: what it attests, or its WeightError or EngineError."""
+        """Has prepared engines put the version into place: the only moment that pauses them. By engine id: what
+        it attests, or why it holds unknown weights."""
         ...
 
     async def committed(self, version: WeightVersion) -> None:
-        """Every engine attested the version."""
+        """Every required engine attested the version."""
+        ...
+
+    async def aborted(self, version: WeightVersion) -> None:
+        """The version never becomes current: what engines were given of it and did not activate is taken back."""
         ...
 
 
@@ -117,8 +130,8 @@ class Updater:
 
 
 class Update:
-    """One pass through the machine: `publish`, then `commit`. Performs the machine's effects in order and
-    feeds back what happened; both raise WeightError with the first cause when the update is aborted."""
+    """One pass through the machine: `publish`, `prepare`, `commit`. Performs the machine's effects in order and
+    feeds back what happened; all three raise WeightError with the first cause when the update is aborted."""
 
     def __init__(self, owner: Updater, export: Export, train_step: int, deadline_s: float) -> None:
         self._owner, self._export, self._train_step = owner, export, train_step
@@ -137,15 +150,30 @@ class Update:
             raise WeightError(f"weight update aborted: {self._state.reason}")
         return self._ready
 
+    async def prepare(self) -> None:
+        """Brings the version to every required engine, each of which serves on what it served."""
+        assert self._ready is not None
+        engines = [self._owner.engines[name] for name in self._asked]
+        found = await self._owner.transport.prepare(self._ready, self._export, engines, self._left())
+        for name, fault in found.items():
+            if fault is not None:
+                self._feed(Failed(name, str(fault)))
+        await self._check(self._ready)
+
     async def commit(self) -> WeightVersion:
-        """Has every required engine load and attest the version; only then is it current."""
+        """Has every required engine put the version into place and attest it; only then is it current."""
         assert self._ready is not None
         for event in await self._activate(self._ready):
             self._feed(event)
-        if self._state.phase is not Phase.COMMITTED:
-            raise WeightError(f"weight update aborted: {self._state.reason}")
+        await self._check(self._ready)
         await self._owner.committed(self._ready.version)
         return self._ready.version
+
+    async def _check(self, ready: Ready) -> None:
+        """Raises where the update was aborted."""
+        if self._state.phase is Phase.ABORTED:
+            await self._owner.transport.aborted(ready.version)
+            raise WeightError(f"weight update aborted: {self._state.reason}")
 
     def _feed(self, event: Event) -> None:
         self._state, effects = step(self._state, event)
@@ -194,7 +222,7 @@ class Update:
                 busy[engine.engine_id] = fault
         if busy:  # before anything is sent: a group's broadcast reaches all engines or none
             return [Failed(name, str(fault)) for name, fault in busy.items()]
-        found = await self._owner.transport.deliver(ready, self._export, engines, self._left())
+        found = await self._owner.transport.activate(ready, engines, self._left())
         root = ready.version.root
         return [self._outcome(engine, found[engine.engine_id], root) for engine in engines]
 

@@ -70,6 +70,9 @@ class World:
             async def publish(self) -> None:
                 world.note(f"publish {train_step}")
 
+            async def prepare(self) -> None:
+                world.note(f"prepare {train_step}")
+
             async def commit(self) -> WeightVersion:
                 world.note(f"commit {train_step}")
                 world.current = WeightVersion(0, train_step, f"{train_step:032d}")
@@ -95,7 +98,8 @@ def one_step(step: int, lags: str = "[0, 0]", last: bool = False) -> list[str]:
     mark = " last" if last else ""
     done = step + 1
     return [
-        f"take {step}", f"train {step}", f"trained {step} {lags}", f"publish {done}", f"commit {done}",
+        f"take {step}", f"train {step}", f"trained {step} {lags}", f"publish {done}", f"prepare {done}",
+        f"commit {done}",
         f"save {done}{mark}", f"report {step} {done}", f"evaluate {done}{mark}",
     ]  # fmt: skip
 
@@ -125,7 +129,8 @@ def test_every_verb_has_its_phase() -> None:
         "take": "rollout",
         "train": "train",
         "publish": "publish",
-        "commit": "update",
+        "prepare": "prepare",
+        "commit": "activate",
         "save": "checkpoint",
     }
     assert wanted.items() <= world.phase_of.items()
@@ -136,14 +141,14 @@ def test_every_verb_has_its_phase() -> None:
 def test_asy_02_data_that_ends_on_a_batch_boundary(rows: int, steps: int) -> None:
     world = World(rows=rows)
     assert world.run() == steps
-    assert world.notes[-8:] == one_step(steps - 1, last=True)
+    assert world.notes[-9:] == one_step(steps - 1, last=True)
     assert f"take {steps}" not in world.notes
 
 
 def test_asy_02_data_that_ends_inside_a_batch() -> None:
     world = World(rows=7, size=4)
     assert world.run(end=10) == 2
-    assert world.notes[-8:] == one_step(1, "[0, 0, 0]", last=True)
+    assert world.notes[-9:] == one_step(1, "[0, 0, 0]", last=True)
 
 
 def test_the_data_and_the_steps_may_end_together() -> None:
@@ -184,7 +189,7 @@ def test_nothing_to_do_is_nothing_done() -> None:
         ("take 1", TrainError("no groups"), "rollout"),
         ("train 1", TrainError("nan"), "train"),
         ("publish 2", WeightError("disk full"), "publish"),
-        ("commit 2", WeightError("e1 attested another root"), "update"),
+        ("commit 2", WeightError("e1 attested another root"), "activate"),
         ("save 2", OSError("disk full"), "checkpoint"),
     ],
 )

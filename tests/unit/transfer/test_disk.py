@@ -23,7 +23,7 @@ from turnout.weights.manifest import verify
 from turnout.weights.store import WeightStore
 
 BASE = WeightVersion(0, 0, root_of(model(0)))
-UPDATE = "/update_weights_from_disk"
+PREPARE, ACTIVATE = "/prepare_weights", "/activate_weights"
 
 
 class Deployment:
@@ -48,6 +48,7 @@ class Deployment:
     async def update(self, step: int, deadline_s: float = 20.0, seed: int | None = None) -> WeightVersion:
         update = self.updater.begin(lambda: model(step if seed is None else seed), step, deadline_s)
         await update.publish()
+        await update.prepare()
         return await update.commit()
 
     def folders(self) -> list[str]:
@@ -58,7 +59,7 @@ class Impatient(RealClock):
     """Gives up on the load of weights by e1 at once, and has time for everything else."""
 
     async def within(self, seconds: float, what: str, work: Any) -> Any:
-        return await super().within(0.05 if "e1" in what and UPDATE in what else seconds, what, work)
+        return await super().within(0.05 if "e1" in what and ACTIVATE in what else seconds, what, work)
 
 
 def on(folder: Path, use: Callable[[Deployment], Awaitable[Any]], **more: Any) -> Any:
@@ -130,7 +131,7 @@ def test_an_update(tmp_path: Path) -> None:
         assert (published.counter, published.root, published.step) == (1, version.root, 1)
         assert published.required == ["e0", "e1"]
         assert published.bytes == sum(verify(d.folder / "weight_v000001").files.values())
-        assert all(Path(engine.sent(UPDATE)[0]["model_path"]).is_absolute() for engine in d.engines)
+        assert all(Path(engine.sent(PREPARE)[0]["model_path"]).is_absolute() for engine in d.engines)
         assert [engine.aborted_by_default for engine in d.engines] == [0, 0]
 
     on(tmp_path, use)
@@ -161,19 +162,26 @@ def busy_with_a_request(engine: ScriptedEngine) -> None:
     engine.load = [{"num_running_reqs": 1, "num_waiting_reqs": 0}]
 
 
+FAULTS: list[tuple[str, Answer, str]] = [
+    ("success false", Answer(200, {"success": False, "message": "checksum"}), "checksum"),
+    ("no success", Answer(200, {}), "{}"),
+    ("a list", Answer(200, [True]), "[True]"),
+    ("400", Answer(400, {"message": "not flushed"}), "not flushed"),
+    ("500", Answer(500, b"boom"), "boom"),
+    ("503", Answer(503, b"busy"), "busy"),
+    ("no JSON", Answer(200, b"ok"), "no JSON"),
+    ("dead", RESET, "e1"),
+]
+
+
+def answers(path: str, answer: Answer) -> Callable[[ScriptedEngine], None]:
+    return lambda engine: engine.script(path, answer)
+
+
 FAILURES: list[tuple[str, Callable[[ScriptedEngine], None], str]] = [
-    (
-        "success false",
-        lambda e: e.script(UPDATE, Answer(200, {"success": False, "message": "checksum"})),
-        "checksum",
-    ),
-    ("no success", lambda e: e.script(UPDATE, Answer(200, {})), "not loaded"),
-    ("a list", lambda e: e.script(UPDATE, Answer(200, [True])), "not loaded"),
-    ("400", lambda e: e.script(UPDATE, Answer(400, {"message": "not flushed"})), "not flushed"),
-    ("500", lambda e: e.script(UPDATE, Answer(500, b"boom")), "boom"),
-    ("503", lambda e: e.script(UPDATE, Answer(503, b"busy")), "busy"),
-    ("no JSON", lambda e: e.script(UPDATE, Answer(200, b"ok")), "no JSON"),
-    ("dead", lambda e: e.script(UPDATE, RESET), "e1"),
+    *((f"prepare, {name}", answers(PREPARE, answer), says) for name, answer, says in FAULTS),
+    *((f"activate, {name}", answers(ACTIVATE, answer), says) for name, answer, says in FAULTS),
+    ("no set", answers(PREPARE, Answer(200, {"success": True})), "named no set"),
     ("wrong root", wrong_root, "f" * 32),
     ("only named", only_named, "can only name its weights"),
     ("no attestation", lambda e: e.script("/weight_version", Answer(404, {})), "404"),
@@ -214,7 +222,7 @@ def test_an_engine_with_a_request_in_flight_is_not_touched(tmp_path: Path) -> No
         busy_with_a_request(d.engines[1])
         with pytest.raises(WeightError):
             await d.update(1)
-        assert d.engines[1].sent(UPDATE) == []
+        assert d.engines[1].sent(ACTIVATE) == []
         assert d.engines[1].root == BASE.root
 
     on(tmp_path, use)
@@ -225,7 +233,7 @@ def test_after_a_failed_update_the_next_one_has_another_number_and_clears_the_ol
 ) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
-        d.engines[1].script(UPDATE, Answer(500, b"boom"))
+        d.engines[1].script(ACTIVATE, Answer(500, b"boom"))
         with pytest.raises(WeightError):
             await d.update(1)
         version = await d.update(1)
@@ -238,8 +246,8 @@ def test_after_a_failed_update_the_next_one_has_another_number_and_clears_the_ol
 def test_an_engine_that_never_answers_is_cut_off(tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
-        d.engines[1].script(UPDATE, HANG)
-        with pytest.raises(WeightError, match=r"waited .* for engine e1 to answer /update_weights_from_disk"):
+        d.engines[1].script(ACTIVATE, HANG)
+        with pytest.raises(WeightError, match=r"waited .* for engine e1 to answer /activate_weights"):
             await d.update(1)
         assert d.updater.current == BASE
         assert d.updater.fenced == {"e0", "e1"}

@@ -72,6 +72,7 @@ def on(folder: Path, use: Callable[[Updater, list[Receiver], Log], Awaitable[Non
 async def update(updater: Updater, seed: int) -> WeightVersion:
     begun = updater.begin(lambda: model(seed), seed, 20.0)
     await begun.publish()
+    await begun.prepare()
     return await begun.commit()
 
 
