@@ -10,7 +10,7 @@ import pytest
 from tests.process.run_process import events, of_kind, processes_of, train
 from turnout.observe.metrics import read_metrics, repeatable
 from turnout.weights.digest import root_of
-from turnout.weights.manifest import verify
+from turnout.weights.verify import verify
 
 DETERMINISTIC = (
     "--deterministic", "--dtype", "float32", "--trainer-threads", "1", "--num-rollout", "4", "--no-plots",

@@ -49,7 +49,7 @@ def _list(folders: list[Path]) -> int:
 
 
 def _verify(folders: list[Path]) -> int:
-    from turnout.weights.manifest import verify
+    from turnout.weights.verify import verify
 
     faults = 0
     for folder in folders:

@@ -11,6 +11,7 @@ TurnoutError (1)
 |   |   +-- VersionUnmet       a 409: the engine serves other weights than the request asks for
 |   +-- EngineBusy             a 429 or 503: may be retried within the deadline
 +-- WeightError (5)            a version that is incomplete, does not match, or was not attested
+|   +-- VersionIncomplete      not there, or not whole: may still become visible to this reader
 +-- TrainError (6)             non-finite loss, a batch that breaks a promise
 +-- DeadlineExceeded (7)       names what was waited for
 +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
@@ -103,6 +104,10 @@ class WeightError(TurnoutError):
     """A weight version that is incomplete, contradicts its manifest, or was not attested."""
 
     exit_status = 5
+
+
+class VersionIncomplete(WeightError):
+    """Something of a version is not there, or not in full. A reader to whom writes show late may wait."""
 
 
 class TrainError(TurnoutError):

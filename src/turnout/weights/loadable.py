@@ -11,8 +11,9 @@ from pathlib import Path
 
 from turnout.core.errors import WeightError
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.manifest import WeightManifest, verify
+from turnout.weights.manifest import WeightManifest
 from turnout.weights.tensors import nonfinite_count
+from turnout.weights.verify import verify
 
 
 def check_loadable(folder: Path) -> WeightManifest:

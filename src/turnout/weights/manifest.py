@@ -1,33 +1,41 @@
 """The manifest of a published version: the last file but DONE that a publisher writes, the first a reader reads.
 
-A folder is a version only with DONE, a manifest of a known format, and every listed file at its listed size.
-Anything else is a WeightError that says what is missing. Digests of the tensors are checked by whoever reads
-the tensors (`verify`, the engine's loader).
+A folder holds a version only with DONE, which has the manifest's blake3, a manifest of a known format, and every
+listed file at its listed size. Anything else is a WeightError that says what is missing. The bytes of the files
+are checked by `turnout.weights.verify`, digests of the tensors by whoever reads them as well.
+
+A version has one folder of its own, and may have others, that say the same another way:
+
+    weight_v000123/            the version as it was published: full, or delta to the version before
+    anchor_v000123/            the same version in full, beside a delta, for who comes late
+    fold_v000120-v000123/      one delta instead of several
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
-from turnout.core.errors import WeightError
+from turnout.core.errors import VersionIncomplete, WeightError
 from turnout.core.version import WeightVersion
-from turnout.weights.checkpoint_io import TensorEntry, read_checkpoint
-from turnout.weights.digest import root_digest, tensor_digest
+from turnout.weights.checkpoint_io import TensorEntry
 
 FORMAT, FORMAT_VERSION = "turnout-weights", 2
 FULL, DELTA = "full", "delta"
 MANIFEST, DONE = "manifest.json", "DONE"
+VERSION, ANCHOR, FOLD = "version", "anchor", "fold"
 
 
 @dataclass(frozen=True)
 class WeightManifest:
     """`step` is the number of train steps done when the weights were exported; `write_id` names this very
     write, so that a publisher can tell its own from another's. A delta names its `base` and its `encoding`.
-    `files` are sizes, `checksums` blake3, both by file name."""
+    `files` are sizes, `checksums` blake3, both by file name. `topology` is how the trainer was spread when it
+    wrote, free in form. `form` is which of the version's folders this one is (see the module)."""
 
     version: WeightVersion
     kind: str
@@ -39,6 +47,26 @@ class WeightManifest:
     checksums: dict[str, str]
     base: WeightVersion | None = None
     encoding: str = ""
+    topology: dict[str, Any] = field(default_factory=dict)
+    form: str = VERSION
+
+    @property
+    def directory(self) -> str:
+        """The name of the folder in a store."""
+        if self.form == VERSION:
+            return self.version.directory
+        since = f"v{self.base.counter:06d}-" if self.form == FOLD and self.base is not None else ""
+        return f"{self.form}_{since}v{self.version.counter:06d}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files but manifest and DONE."""
+        return sum(self.files.values())
+
+    @property
+    def changed(self) -> int:
+        """Elements that a delta overwrites."""
+        return sum(entry.count for entry in self.tensors.values())
 
     def to_bytes(self) -> bytes:
         return json.dumps(
@@ -52,7 +80,10 @@ def parse_manifest(data: bytes, where: str) -> WeightManifest:
         row = json.loads(data)
         found = (row.pop("format"), row.pop("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
-            raise WeightError(f"{where}: format {found}, this program reads {(FORMAT, FORMAT_VERSION)}")
+            raise WeightError(
+                f"{where}: format {found[0]!r} version {found[1]!r}, this program reads {FORMAT!r} version "
+                f"{FORMAT_VERSION}"
+            )
         row["version"], row["files"] = WeightVersion(**row["version"]), dict(row["files"].items())
         row["tensors"] = {
             name: TensorEntry(**{**entry, "shape": tuple(entry["shape"])})
@@ -60,60 +91,68 @@ def parse_manifest(data: bytes, where: str) -> WeightManifest:
         }
         if row["base"] is not None:
             row["base"] = WeightVersion(**row["base"])
-        return WeightManifest(**row)
+        manifest = WeightManifest(**row)
+        _check(manifest, where)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as fault:
         raise WeightError(f"{where}: not a manifest: {fault}") from fault
+    return manifest
+
+
+def _check(manifest: WeightManifest, where: str) -> None:
+    if manifest.kind not in (FULL, DELTA):
+        raise WeightError(f"{where}: kind {manifest.kind!r}, this program reads {FULL!r} and {DELTA!r}")
+    if (manifest.kind == DELTA) != (manifest.base is not None):
+        raise WeightError(f"{where}: not a manifest: a delta, and nothing else, has a base")
+    for name, size in manifest.files.items():
+        if name in ("", ".", "..", MANIFEST, DONE) or "/" in name or "\\" in name or type(size) is not int:
+            raise WeightError(f"{where}: not a manifest: file {name!r} of {size!r} bytes")
+
+
+def seal(folder: Path, manifest: WeightManifest) -> None:
+    """Writes manifest and DONE, in this order, into a folder whose files are complete; syncs nothing."""
+    data = manifest.to_bytes()
+    (folder / MANIFEST).write_bytes(data)
+    (folder / DONE).write_bytes(done_mark(data))
+
+
+def done_mark(manifest: bytes) -> bytes:
+    """What DONE holds: the blake3 of the manifest's bytes, 64 hex digits."""
+    return blake3(manifest).hexdigest().encode()
 
 
 def load_manifest(folder: Path) -> WeightManifest:
-    """The manifest of a complete version folder; raises WeightError that says what is missing or wrong."""
+    """The manifest of a complete version folder; raises VersionIncomplete that says what is missing, or WeightError
+    that says what is wrong."""
     if not folder.is_dir():
-        raise WeightError(f"{folder}: no such folder (is the weight directory visible from here?)")
+        raise VersionIncomplete(f"{folder}: no such folder (is the weight directory visible from here?)")
     for name in (DONE, MANIFEST):
         if not (folder / name).is_file():
-            raise WeightError(f"{folder}: {name} is missing, so the version is not complete")
-    manifest = parse_manifest((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
+            raise VersionIncomplete(f"{folder}: {name} is missing, so the version is not complete")
+    data = (folder / MANIFEST).read_bytes()
+    manifest = parse_manifest(data, str(folder / MANIFEST))
+    if (folder / DONE).read_bytes() != done_mark(data):
+        raise WeightError(f"{folder}: {MANIFEST} or {DONE} is not what was written: the checksum differs")
     for name, size in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise WeightError(f"{folder}: {name} is missing")
+            raise VersionIncomplete(f"{folder}: {name} is missing")
         if path.stat().st_size != size:
-            raise WeightError(f"{folder}: {name} has {path.stat().st_size} bytes, the manifest says {size}")
+            raise VersionIncomplete(
+                f"{folder}: {name} has {path.stat().st_size} bytes, the manifest says {size}"
+            )
     return manifest
 
 
 def complete_versions(root: Path) -> list[WeightManifest]:
-    """The complete versions of a store, oldest first; an incomplete folder is left out."""
+    """The complete folders of a store, by counter; an incomplete folder, or one that lies under another name than
+    its manifest says, is left out."""
     found: list[WeightManifest] = []
-    for folder in root.glob("weight_v*"):
-        try:
-            found.append(load_manifest(folder))
-        except WeightError:
-            continue
+    for pattern in ("weight_v*", "anchor_v*", "fold_v*"):
+        for folder in root.glob(pattern):
+            try:
+                manifest = load_manifest(folder)
+            except WeightError:
+                continue
+            if manifest.directory == folder.name:
+                found.append(manifest)
     return sorted(found, key=lambda manifest: manifest.version.counter)
-
-
-def file_checksum(path: Path) -> str:
-    """blake3 of a file, 64 hex digits; raises OSError."""
-    return blake3(max_threads=1).update_mmap(path).hexdigest()
-
-
-def verify(folder: Path) -> WeightManifest:
-    """Reads every file of a version and compares checksums; of a full one also digests, names, dtypes and shapes
-    of all tensors. Raises WeightError."""
-    manifest = load_manifest(folder)
-    for name, checksum in manifest.checksums.items():
-        if file_checksum(folder / name) != checksum:
-            raise WeightError(f"{folder / name}: the bytes are not those that were written")
-    if manifest.kind == DELTA:
-        return manifest
-    found: dict[str, tuple[str, tuple[int, ...], str]] = {}
-    for tensor in read_checkpoint(folder):
-        entry = manifest.tensors.get(tensor.name)
-        digest = tensor_digest(tensor)
-        if entry is None or (entry.dtype, entry.shape, entry.digest) != (tensor.dtype, tensor.shape, digest):
-            raise WeightError(f"{folder}: {tensor.name} is not what the manifest says")
-        found[tensor.name] = (tensor.dtype, tensor.shape, digest)
-    if len(found) != len(manifest.tensors) or root_digest(found) != manifest.version.root:
-        raise WeightError(f"{folder}: the root digest does not match the manifest")
-    return manifest

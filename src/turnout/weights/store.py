@@ -26,16 +26,9 @@ from turnout.core.rng import IdSource, random_id
 from turnout.core.version import WeightVersion
 from turnout.weights.checkpoint_io import Written, copy_assets, write_checkpoint
 from turnout.weights.delta_io import TensorDelta, write_delta
-from turnout.weights.manifest import (
-    DELTA,
-    DONE,
-    FULL,
-    MANIFEST,
-    WeightManifest,
-    complete_versions,
-    file_checksum,
-)
+from turnout.weights.manifest import DELTA, FULL, WeightManifest, complete_versions, seal
 from turnout.weights.tensors import HostTensor
+from turnout.weights.verify import file_checksum
 
 _FOLDER = re.compile(r"weight_v(\d{6,})")
 _RECORD = re.compile(r"(\d{6,})\.json")
@@ -164,8 +157,7 @@ class WeightStore:
         try:
             written = write(staged)
             made = manifest(written, {name: file_checksum(staged / name) for name in written.files})
-            (staged / MANIFEST).write_bytes(made.to_bytes())
-            (staged / DONE).write_bytes(b"")
+            seal(staged, made)
             self._files.publish_folder(staged, self.root / made.version.directory)
         except BaseException:
             with suppress(OSError):  # the first fault is the one to tell; `open` removes what stays

@@ -21,7 +21,7 @@ from turnout.engine.weights import stage_tensors
 from turnout.protocol.sglang import SamplingParams
 from turnout.weights.checkpoint_io import copy_assets, read_checkpoint, write_checkpoint
 from turnout.weights.digest import root_digest, root_of
-from turnout.weights.manifest import WeightManifest
+from turnout.weights.manifest import WeightManifest, done_mark, seal
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 
@@ -154,9 +154,7 @@ def published(source, target, **changes):
     copy_assets(source, target)
     written = write_checkpoint(target, read_checkpoint(source), 40_000)
     version = WeightVersion(0, 3, changes.pop("root", written.root))
-    manifest = WeightManifest(version, "full", 3, "run", "w", written.files, written.tensors, {})
-    (target / "manifest.json").write_bytes(manifest.to_bytes())
-    (target / "DONE").touch()
+    seal(target, WeightManifest(version, "full", 3, "run", "w", written.files, written.tensors, {}))
     return target
 
 
@@ -177,7 +175,7 @@ def test_a_published_version_is_checked_against_its_manifest(folders, tmp_path):
     (good / "DONE").unlink()
     with pytest.raises(WeightError, match="DONE"):
         core.weights.stage_folder(good)
-    (good / "DONE").touch()
+    (good / "DONE").write_bytes(done_mark((good / "manifest.json").read_bytes()))
     assert update(core, good).attested.root == root_of(read_checkpoint(folders["llama", 1]))
 
 

@@ -19,8 +19,8 @@ from turnout.placement.real import DiskStore, RealClock
 from turnout.transfer.disk import DiskTransport
 from turnout.transfer.updater import Updater
 from turnout.weights.digest import root_of
-from turnout.weights.manifest import verify
 from turnout.weights.store import WeightStore
+from turnout.weights.verify import verify
 
 BASE = WeightVersion(0, 0, root_of(model(0)))
 PREPARE, ACTIVATE = "/prepare_weights", "/activate_weights"

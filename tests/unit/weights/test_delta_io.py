@@ -14,9 +14,9 @@ from turnout.weights.changes import collect, overwrite
 from turnout.weights.codecs.registry import CODECS
 from turnout.weights.delta_io import TensorDelta, read_delta
 from turnout.weights.digest import tensor_digest
-from turnout.weights.manifest import verify
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import HostTensor
+from turnout.weights.verify import verify
 
 
 def changed(tensor: HostTensor, seed: int) -> HostTensor:

@@ -6,14 +6,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.weight_files import assets, host, model
 from turnout.core.errors import WeightError
 from turnout.core.version import WeightVersion
 from turnout.weights.checkpoint_io import SINGLE, copy_assets, write_checkpoint
-from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest, parse_manifest, verify
+from turnout.weights.manifest import (
+    DONE,
+    MANIFEST,
+    WeightManifest,
+    done_mark,
+    load_manifest,
+    parse_manifest,
+    seal,
+)
 from turnout.weights.safetensors_file import write_file
+from turnout.weights.verify import file_checksum, verify
 
 
 @pytest.fixture
@@ -22,11 +32,20 @@ def version(tmp_path: Path) -> Path:
     folder.mkdir()
     copy_assets(assets(tmp_path / "assets"), folder)
     written = write_checkpoint(folder, model(), 1 << 20)
-    manifest = WeightManifest(
-        WeightVersion(1, 3, written.root), "full", 3, "run", "write", written.files, written.tensors, {}
+    checksums = {name: file_checksum(folder / name) for name in written.files}
+    seal(
+        folder,
+        WeightManifest(
+            WeightVersion(1, 3, written.root),
+            "full",
+            3,
+            "run",
+            "write",
+            written.files,
+            written.tensors,
+            checksums,
+        ),
     )
-    (folder / MANIFEST).write_bytes(manifest.to_bytes())
-    (folder / DONE).write_bytes(b"")
     return folder
 
 
@@ -35,6 +54,7 @@ def edited(folder: Path, edit: Any) -> bytes:
     edit(row)
     data = json.dumps(row).encode()
     (folder / MANIFEST).write_bytes(data)
+    (folder / DONE).write_bytes(done_mark(data))
     return data
 
 
@@ -72,8 +92,8 @@ def test_a_truncated_file_is_refused_by_its_size(version: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda row: row.update(format_version=3), "format .*3"),
-        (lambda row: row.update(format="other"), "format .*other"),
+        (lambda row: row.update(format_version=3), "format 'turnout-weights' version 3"),
+        (lambda row: row.update(format="other"), "format 'other'"),
         (lambda row: row.pop("format"), "not a manifest"),
         (lambda row: row.pop("version"), "not a manifest"),
         (lambda row: row.pop("files"), "not a manifest"),
@@ -85,6 +105,10 @@ def test_a_truncated_file_is_refused_by_its_size(version: Path) -> None:
         (lambda row: row.update(tensors={"a": 1}), "not a manifest"),
         (lambda row: row.update(files=[]), "not a manifest"),
         (lambda row: row.update(files=None), "not a manifest"),
+        (lambda row: row["files"].update({"../other": 1}), "not a manifest: file"),
+        (lambda row: row["files"].update({"big": "1"}), "not a manifest: file"),
+        (lambda row: row.update(kind="part"), "kind 'part'"),
+        (lambda row: row.update(kind="delta"), "a delta, and nothing else, has a base"),
     ],
 )
 def test_a_manifest_of_another_form_is_refused(version: Path, edit: Any, says: str) -> None:
@@ -108,8 +132,27 @@ def test_verify_finds_any_flipped_bit_of_the_weights(version: Path) -> None:
             broken[at] ^= 1 << bit
             (version / SINGLE).write_bytes(broken)
             load_manifest(version)  # sizes are right: only the digest can tell
-            with pytest.raises(WeightError, match="is not what the manifest says"):
+            with pytest.raises(WeightError, match=f"{SINGLE}: the bytes are not those"):
                 verify(version)
+
+
+def test_ten_thousand_flipped_bits_are_all_found(version: Path) -> None:
+    """Every bit of every file counts: weights, config, tokenizer, manifest and DONE itself."""
+    rng = np.random.default_rng(5)
+    whole = {path: path.read_bytes() for path in sorted(version.iterdir())}
+    assert {DONE, MANIFEST, SINGLE, "config.json", "tokenizer.json"} == {path.name for path in whole}
+    paths = list(whole)
+    for draw in range(10_000):
+        path = paths[draw % len(paths)]  # as many in the smallest file as in the largest
+        broken = bytearray(whole[path])
+        broken[int(rng.integers(len(broken)))] ^= 1 << int(rng.integers(8))
+        with path.open("r+b") as file:
+            file.write(broken)
+        with pytest.raises(WeightError, match=f"{version}.*"):
+            verify(version)
+        with path.open("r+b") as file:
+            file.write(whole[path])
+    verify(version)
 
 
 @pytest.mark.parametrize("field", ["dtype", "shape", "digest"])

@@ -20,8 +20,9 @@ from turnout.core.errors import WeightError
 from turnout.placement.real import DiskStore
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
-from turnout.weights.manifest import load_manifest, verify
+from turnout.weights.manifest import load_manifest
 from turnout.weights.store import WeightStore
+from turnout.weights.verify import verify
 
 BASE = "b" * 32
 SHARD = 200
