@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from turnout.core.errors import InvariantBroken
 from turnout.engine.attention import KvCache
 from turnout.engine.packed import DEPTH, TILE, PackedStorage, blocks, depth_blocks
-from turnout.engine.settings import EngineSettings
+from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.shape import ModelShape
 from turnout.engine.step import StepInput
 from turnout.native.loader import library, path_taken
@@ -31,6 +31,7 @@ def refusal(config: Any, settings: EngineSettings) -> str | None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     faults = [
         (settings.dtype != "bfloat16", f"dtype {settings.dtype}"),
+        (settings.quantization != UNQUANTISED, f"quantization {settings.quantization}"),
         (config.model_type not in FAMILY, f"model type {config.model_type}"),
         (library() is None, path_taken()),
         (head_dim % TILE != 0, f"head dimension {head_dim} is not a multiple of {TILE}"),

@@ -24,8 +24,8 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from turnout.core.errors import Fault, ModelError
-from turnout.engine import attention, linear, llama
-from turnout.engine.settings import EngineSettings
+from turnout.engine import attention, linear, llama, quantised
+from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.shape import ModelShape
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ def _module(folder: Path, config: Any, settings: EngineSettings) -> PreTrainedMo
         ) from fault
     module.eval().requires_grad_(False)
     linear.convert(module, settings.row_block)
+    if settings.quantization != UNQUANTISED:
+        quantised.convert(module, settings.quantization)
     return module
 
 

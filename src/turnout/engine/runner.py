@@ -19,8 +19,9 @@ from turnout.engine.attention import KvCache, StepRows
 from turnout.engine.llama import LlamaForward
 from turnout.engine.model import DTYPES, LoadedModel
 from turnout.engine.packed import PackedStorage
+from turnout.engine.quantised import QuantisedStorage
 from turnout.engine.sampler import Draw, Sampled, sample, score
-from turnout.engine.settings import EngineSettings
+from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.step import StepInput, StepOutput
 from turnout.engine.storage import ModuleStorage, Storage
 
@@ -112,4 +113,7 @@ def _made(model: LoadedModel, settings: EngineSettings) -> tuple[Forward, Storag
     if model.module is None:
         packed = PackedStorage(model.config, model.shape)
         return LlamaForward(model.config, model.shape, packed, settings.max_step_tokens), packed
-    return ModuleForward(model.module, settings.row_block), ModuleStorage(model.module)
+    forward = ModuleForward(model.module, settings.row_block)
+    if settings.quantization != UNQUANTISED:
+        return forward, QuantisedStorage(model.module, settings.quantization)
+    return forward, ModuleStorage(model.module)
