@@ -39,7 +39,11 @@ def only_with_embedded(c: RunConfig) -> Iterator[Fault]:
     """SGLang forms its steps itself; on a GPU it also sizes its cache from the memory that it finds."""
     if c.engine != "sglang":
         return
-    options = [("engine_step_tokens", c.engine_step_tokens), ("engine_row_block", c.engine_row_block)]
+    options: list[tuple[str, object]] = [
+        ("engine_step_tokens", c.engine_step_tokens),
+        ("engine_row_block", c.engine_row_block),
+        ("engine_quantization", c.engine_quantization),
+    ]
     if c.sglang_device == "cuda":
         options.append(("engine_max_total_tokens", c.engine_max_total_tokens))
         options.append(("engine_max_running_requests", c.engine_max_running_requests))

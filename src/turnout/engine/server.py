@@ -135,6 +135,7 @@ class Server:
                 "status": "fenced" if self.compute.core.fenced else "ready",
                 "device": "cpu",
                 "dtype": settings.dtype,
+                "quantization": settings.quantization,
                 "tp_size": settings.tp_size,
                 "dp_size": 1,
                 "pp_size": 1,

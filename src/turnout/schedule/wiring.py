@@ -33,6 +33,7 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
         "--max-running-requests": config.engine_max_running_requests,
         "--max-step-tokens": config.engine_step_tokens,
         "--row-block": config.engine_row_block,
+        "--quantization": config.engine_quantization,
         "--request-timeout-s": config.rollout_request_timeout_s,
         "--allowed-root": weights.resolve(),
         "--parent-pid": os.getpid(),

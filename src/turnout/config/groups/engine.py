@@ -37,6 +37,11 @@ class EngineOptions(Options):
         unit="rows",
         ge=8,
     )
+    engine_quantization: Literal["none", "int8", "fp8"] = option(
+        "none",
+        "How an engine keeps the weights of its linear layers: as they are, int8 per output row, or fp8 in "
+        "blocks of 128 x 128. It quantises what the trainer publishes, and needs full updates.",
+    )
     engine_start_timeout_s: float = option(
         120.0, "Deadline for an engine to start and load its model.", unit="seconds", gt=0
     )
