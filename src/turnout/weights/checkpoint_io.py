@@ -7,14 +7,16 @@ and that is missing, a tensor that the index places elsewhere, and a name that c
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnout.core.errors import WeightError
 from turnout.weights.digest import root_digest, tensor_digest
-from turnout.weights.safetensors_file import read_file, write_file
+from turnout.weights.safetensors_file import read_file, write_hashed
 from turnout.weights.tensors import HostTensor
 
 INDEX = "model.safetensors.index.json"
@@ -37,11 +39,13 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: bytes by file name, entries by tensor name, the root digest."""
+    """What was written: bytes by file name, entries by tensor name, the root digest, and the blake3 of the files
+    that were hashed on the way."""
 
     files: dict[str, int]
     tensors: dict[str, TensorEntry]
     root: str
+    checksums: dict[str, str] = field(default_factory=dict)
 
 
 def read_checkpoint(folder: Path) -> Iterator[HostTensor]:
@@ -66,26 +70,33 @@ def read_checkpoint(folder: Path) -> Iterator[HostTensor]:
 
 
 def write_checkpoint(folder: Path, tensors: Iterable[HostTensor], shard_bytes: int) -> Written:
-    """Writes shards of at most `shard_bytes` (a larger tensor gets its own) and the index; digests each
-    tensor on the way. Holds one shard's tensors at a time; nothing is synced here."""
-    shards: list[list[HostTensor]] = [[]]
-    parts: list[Path] = []
+    """Writes shards of at most `shard_bytes` (a larger tensor gets its own) and the index. A shard is written,
+    synced and hashed in a thread of its own while its tensors are digested and the next ones gathered: two
+    shards' tensors are held at a time. Index and folder are not synced here."""
     entries: dict[str, tuple[str, tuple[int, ...], str, int]] = {}
+    shard: list[HostTensor] = []
+    parts: list[Path] = []
+    sums: list[str] = []
+    with ThreadPoolExecutor(1, "shard") as thread:
+        writing: list[Future[str]] = []
 
-    def flush() -> None:
-        part = folder / f"part-{len(parts):05d}"
-        write_file(part, shards[0])
-        parts.append(part)
-        shards[0] = []
+        def flush() -> None:
+            sums.extend(job.result() for job in writing)
+            parts.append(folder / f"part-{len(parts):05d}")
+            writing[:] = [thread.submit(_write_synced, parts[-1], list(shard))]
+            for tensor in shard:
+                digest = tensor_digest(tensor)
+                entries[tensor.name] = (tensor.dtype, tensor.shape, digest, len(parts) - 1)
+            shard.clear()
 
-    for tensor in tensors:
-        if tensor.name in entries:
-            raise WeightError(f"{tensor.name} is exported twice")
-        if shards[0] and sum(t.nbytes for t in shards[0]) + tensor.nbytes > shard_bytes:
-            flush()
-        shards[0].append(tensor)
-        entries[tensor.name] = (tensor.dtype, tensor.shape, tensor_digest(tensor), len(parts))
-    flush()
+        for tensor in tensors:
+            if tensor.name in entries or any(tensor.name == other.name for other in shard):
+                raise WeightError(f"{tensor.name} is exported twice")
+            if shard and sum(t.nbytes for t in shard) + tensor.nbytes > shard_bytes:
+                flush()
+            shard.append(tensor)
+        flush()
+        sums.extend(job.result() for job in writing)
     names = (
         [SINGLE]
         if len(parts) == 1
@@ -102,7 +113,19 @@ def write_checkpoint(folder: Path, tensors: Iterable[HostTensor], shard_bytes: i
         name: TensorEntry(dtype, shape, digest, names[at])
         for name, (dtype, shape, digest, at) in entries.items()
     }
-    return Written(files, listed, root_digest({n: (e.dtype, e.shape, e.digest) for n, e in listed.items()}))
+    root = root_digest({n: (e.dtype, e.shape, e.digest) for n, e in listed.items()})
+    return Written(files, listed, root, dict(zip(names, sums)))
+
+
+def _write_synced(path: Path, tensors: list[HostTensor]) -> str:
+    """Writes and syncs one file; returns its blake3."""
+    checksum = write_hashed(path, tensors)[1]
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return checksum
 
 
 def copy_assets(source: Path, target: Path) -> None:

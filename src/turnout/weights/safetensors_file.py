@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
@@ -42,6 +44,11 @@ def read_file(path: Path) -> Iterator[HostTensor]:
 
 def write_file(path: Path, tensors: Sequence[HostTensor]) -> int:
     """Writes the tensors in the given order (not synced); returns the file's bytes."""
+    return write_hashed(path, tensors)[0]
+
+
+def write_hashed(path: Path, tensors: Sequence[HostTensor]) -> tuple[int, str]:
+    """As `write_file`; also the blake3 of what was written, 64 hex digits, taken on the way."""
     rows: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -53,11 +60,13 @@ def write_file(path: Path, tensors: Sequence[HostTensor]) -> int:
         offset += tensor.nbytes
     header = json.dumps(rows, separators=(",", ":")).encode()
     header += b" " * (-(len(header) + 8) % ALIGNMENT)
+    hasher = blake3(max_threads=1)
+    data = (np.ascontiguousarray(tensor.bits).view(np.uint8).data for tensor in tensors)
     with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for tensor in tensors:
-            file.write(np.ascontiguousarray(tensor.bits).view(np.uint8).data)
-    return 8 + len(header) + offset
+        for piece in chain((len(header).to_bytes(8, "little") + header,), data):
+            file.write(piece)
+            hasher.update(piece)
+    return 8 + len(header) + offset, hasher.hexdigest()
 
 
 def _header(path: Path, data: NDArray[Any]) -> tuple[int, dict[str, Any]]:

@@ -90,12 +90,12 @@ def test_a_tensor_exported_twice_is_refused(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, [host("a"), host("b"), host("b", seed=1)], WHOLE)
 
 
-def test_the_export_is_a_stream_of_one_shard_at_a_time(tmp_path: Path) -> None:
-    """When a tensor is asked for, all shards before the current one are on disk already."""
+def test_the_export_is_a_stream_of_two_shards_at_a_time(tmp_path: Path) -> None:
+    """When a tensor is asked for, one shard is gathered, one may still be written, those before are on disk."""
 
     def export() -> Any:
         for n in range(6):
-            assert len(names(tmp_path)) == max(0, n - 1)
+            assert max(0, n - 2) <= len(names(tmp_path)) <= max(0, n - 1)
             yield host(f"w{n}")
 
     write_checkpoint(tmp_path, export(), 24)

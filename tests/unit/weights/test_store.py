@@ -17,11 +17,17 @@ import pytest
 
 from tests.weight_files import as_rows, assets, host, model
 from turnout.core.errors import WeightError
+from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore
+from turnout.weights.catalog import StoreReader
+from turnout.weights.changes import collect
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import root_of
+from turnout.weights.delta_io import TensorDelta
+from turnout.weights.depot import FolderDepot
+from turnout.weights.digest import root_of, tensor_digest
 from turnout.weights.manifest import load_manifest
-from turnout.weights.store import WeightStore
+from turnout.weights.store import Published, WeightStore
+from turnout.weights.tensors import HostTensor
 from turnout.weights.verify import verify
 
 BASE = "b" * 32
@@ -48,7 +54,7 @@ class FailingStore(DiskStore):
     """Raises OSError at the n-th operation (before it is done), or after it, and counts them."""
 
     def __init__(self, at: int, after: bool = False) -> None:
-        self.at, self.after, self.seen = at, after, 0
+        self.at, self.after, self.seen, self.failed = at, after, 0, ""
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
@@ -58,6 +64,7 @@ class FailingStore(DiskStore):
         def wrapped(*args: Any) -> Any:
             self.seen += 1
             due = self.seen == self.at
+            self.failed = name if due else self.failed
             if due and not self.after:
                 raise OSError(28, "No space left on device")
             result = found(*args)
@@ -84,7 +91,13 @@ def test_versions_count_from_one_and_are_whole(tmp_path: Path) -> None:
         assert (record["counter"], record["root"]) == (counter, published.version.root)
         assert record["write_id"] == manifest.write_id
     assert [m.version.counter for m in store.versions()] == [1, 2]
-    assert names(tmp_path / "w") == ["PUBLISHED", "run.json", "weight_v000001", "weight_v000002"]
+    assert names(tmp_path / "w") == [
+        "INCARNATIONS",
+        "PUBLISHED",
+        "run.json",
+        "weight_v000001",
+        "weight_v000002",
+    ]
     assert (tmp_path / "w" / "weight_v000001" / "tokenizer.json").is_file()
 
 
@@ -98,7 +111,7 @@ def test_a_store_of_another_run_is_refused_and_left_alone(run_id: str, base: str
     opened(tmp_path / "w").publish(model(), 1)
     (tmp_path / "w" / "weight_v000002.tmp-abc").mkdir()
     before = names(tmp_path / "w")
-    with pytest.raises(WeightError, match=r"belongs to run run .*--update-weight-disk-dir"):
+    with pytest.raises(WeightError, match=r"belongs to run run: .*--update-weight-disk-dir"):
         opened(tmp_path / "w", run_id, base=base)
     assert names(tmp_path / "w") == before
 
@@ -140,6 +153,7 @@ def test_prune_keeps_what_it_is_told_and_touches_nothing_else(tmp_path: Path) ->
     (tmp_path / "w" / "weight_notes").mkdir()
     assert store.prune({2, 4, 99}) == [1, 3]
     assert names(tmp_path / "w") == [
+        "INCARNATIONS",
         "PUBLISHED",
         "run.json",
         "weight_notes",
@@ -192,7 +206,10 @@ def test_a_fault_at_any_operation_of_the_store(at: int, after: bool, tmp_path: P
     except WeightError as fault:
         failed = True
         assert str(tmp_path / "w") in str(fault)
-    assert failed == (files.seen >= at), "an OSError was swallowed, or there was none"
+    settled = (
+        after and files.failed == "create_once"
+    )  # the record was there: its answer was lost, and read back
+    assert failed == (files.seen >= at and not settled), "an OSError was swallowed, or there was none"
     check_reopened(tmp_path / "w", taken={1} if failed else {1, 2})
 
 
@@ -257,7 +274,7 @@ def test_an_export_that_fails_leaves_nothing(tensors: Any, tmp_path: Path) -> No
     store = opened(tmp_path / "w")
     with pytest.raises((WeightError, RuntimeError), match=r"exported twice|the trainer died"):
         store.publish(broken() if tensors is None else tensors, 1)
-    assert names(tmp_path / "w") == ["PUBLISHED", "run.json"]
+    assert names(tmp_path / "w") == ["INCARNATIONS", "PUBLISHED", "run.json"]
     assert store.publish(model(), 1).version.counter == 1
 
 
@@ -285,6 +302,102 @@ def test_a_record_without_its_folder_is_still_taken(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match="published by somebody else"):
         store.publish(meanwhile(), 1)
     assert store.newest_counter() == 1
+
+
+def test_a_lost_answer_is_settled_by_whose_record_it_is(tmp_path: Path) -> None:
+    """The link was made and its answer lost; or somebody else's was there first."""
+
+    class Lossy(DiskStore):
+        def create_once(self, path: Path, data: bytes) -> bool:
+            if path.parent.name == "PUBLISHED":
+                super().create_once(path, foreign if foreign is not None else data)
+                raise OSError(5, "Input/output error")
+            return super().create_once(path, data)
+
+    foreign: bytes | None = None
+    store = opened(tmp_path / "w", files=Lossy())
+    assert store.publish(model(), 1).version.counter == 1
+    foreign = b'{"incarnation": 0, "counter": 2, "root": "x", "write_id": "another"}'
+    with pytest.raises(WeightError, match="published by somebody else"):
+        store.publish(model(), 2)
+
+
+def test_numbers_go_on_and_abandoned_versions_are_told_apart(tmp_path: Path) -> None:
+    old = opened(tmp_path / "w")
+    for step in range(3):
+        old.publish(model(step), step)
+    heir = WeightStore(tmp_path / "w", DiskStore(), tmp_path / "assets", SHARD)
+    heir.open("run", INCARNATION + 1, BASE, start=2)
+    assert heir.publish(model(5), 3).version == WeightVersion(INCARNATION + 1, 4, root_of(model(5)))
+    found = StoreReader(FolderDepot(tmp_path / "w", DiskStore())).look()
+    assert [m.version.counter for m in found.usable()] == [1, 2, 4]
+    assert found.lineage.abandoned(found.records[3]) and found.newest == found.records[4]
+
+
+def test_a_superseded_incarnation_writes_and_removes_nothing(tmp_path: Path) -> None:
+    old = opened(tmp_path / "w")
+    old.publish(model(1), 1)
+    heir = WeightStore(tmp_path / "w", DiskStore(), tmp_path / "assets", SHARD)
+    heir.open("run", INCARNATION + 1, BASE, start=1)
+    before = names(tmp_path / "w")
+    for work in (
+        lambda: old.publish(model(2), 2),
+        lambda: old.record("0" * 32),
+        lambda: old.prune(set()),
+        lambda: opened(tmp_path / "w"),
+    ):
+        with pytest.raises(WeightError, match=f"incarnation {INCARNATION + 1} of this run has taken over"):
+            work()
+    assert names(tmp_path / "w") == before
+    with pytest.raises(WeightError, match="goes on from version 1, this one from 0"):
+        WeightStore(tmp_path / "w", DiskStore(), tmp_path / "assets", SHARD).open(
+            "run", INCARNATION + 1, BASE
+        )
+
+
+def test_an_incarnation_taken_over_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """The successor opens the store and publishes while the old one's export runs."""
+    old = opened(tmp_path / "w")
+    heir = WeightStore(tmp_path / "w", DiskStore(), tmp_path / "assets", SHARD)
+
+    def slow() -> Any:
+        yield from model(2)
+        heir.open("run", INCARNATION + 1, BASE)
+        heir.publish(model(1), 1)
+
+    with pytest.raises(WeightError):
+        old.publish(slow(), 1)
+    assert names(tmp_path / "w") == ["INCARNATIONS", "PUBLISHED", "run.json", "weight_v000001"]
+    assert as_rows(read_checkpoint(tmp_path / "w" / "weight_v000001")) == as_rows(model(1))
+
+
+def test_the_model_is_part_of_the_identity(tmp_path: Path) -> None:
+    opened(tmp_path / "w")
+    (tmp_path / "assets" / "config.json").write_text('{"model_type": "another"}')
+    with pytest.raises(WeightError, match="it has model "):
+        opened(tmp_path / "w")
+
+
+def test_an_anchor_is_the_delta_version_in_full(tmp_path: Path) -> None:
+    store = opened(tmp_path / "w")
+    base = store.publish(model(1), 1).version
+    made = delta_of(store, base, model(1), model(2))
+    anchor = store.publish_anchor(model(2), made.version, 2)
+    assert verify(anchor.folder).version == made.version and anchor.folder.name == "anchor_v000002"
+    assert names(tmp_path / "w" / "PUBLISHED") == ["000001.json", "000002.json"]
+    with pytest.raises(WeightError, match="in full has the root digest"):
+        store.publish_anchor(model(3), made.version, 2)
+    assert store.newest_counter() == 2 and "anchor_v000002" in names(tmp_path / "w")
+
+
+def delta_of(
+    store: WeightStore, base: WeightVersion, old: list[HostTensor], new: list[HostTensor]
+) -> Published:
+    deltas = (
+        TensorDelta(collect(before.bits, after), before.bits, tensor_digest(before), tensor_digest(after))
+        for before, after in zip(old, new)
+    )
+    return store.publish_delta(deltas, base, "indices", base.counter + 1)
 
 
 _CHILD = """
