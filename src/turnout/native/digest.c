@@ -2,32 +2,17 @@
    pattern). A sum, so shards add up and a change is a subtraction and an addition. The reference and the
    definition are in turnout/weights/digest.py. */
 
+#include "digest.h"
 #include "products.h"
 #include <stddef.h>
 #include <stdint.h>
-
-#define M1 0xff51afd7ed558ccdULL
-#define M2 0xc4ceb9fe1a85ec53ULL
-#define M3 0x9e3779b97f4a7c15ULL
-#define M4 0xd6e8feb86659fd93ULL
-
-static inline uint64_t first(uint64_t x) {
-    x ^= x >> 33; x *= M1; x ^= x >> 33; x *= M2; x ^= x >> 33;
-    return x;
-}
-
-static inline uint64_t second(uint64_t x) {
-    x = (x + M3) * M4; x ^= x >> 32; x *= M4; x ^= x >> 29;
-    return x;
-}
 
 #define SUM(NAME, TYPE)                                                                                   \
     void NAME(const TYPE *values, int64_t count, uint64_t start, uint64_t *out) {                         \
         uint64_t lo = 0, hi = 0;                                                                          \
         _Pragma("omp parallel for schedule(static) reduction(+ : lo, hi) if (count > 262144)")            \
         for (int64_t i = 0; i < count; i++) {                                                             \
-            uint64_t at = start + (uint64_t)i;                                                            \
-            uint64_t x = (at << 32) ^ ((at >> 32) * M3) ^ (uint64_t)values[i];                             \
+            uint64_t x = place(start + (uint64_t)i) ^ (uint64_t)values[i];                                \
             lo += first(x);                                                                               \
             hi += second(x);                                                                              \
         }                                                                                                 \
@@ -64,8 +49,7 @@ void turnout_digest_packed(const uint16_t *packed, int64_t n, int64_t k, int64_t
             uint64_t at = (uint64_t)(b * TILE * k + pair * 2);
             int64_t odd = pair * 2 + 1 == k; /* the last input of an odd number has padding beside it */
             for (int64_t i = 0; i < rows * 2; i++) {
-                uint64_t place = at + offset[i];
-                uint64_t x = (place << 32) ^ ((place >> 32) * M3) ^ (uint64_t)block[pair * TILE * 2 + i];
+                uint64_t x = place(at + offset[i]) ^ (uint64_t)block[pair * TILE * 2 + i];
                 uint64_t live = (uint64_t)0 - (uint64_t)!(odd && i % 2);
                 lo += first(x) & live;
                 hi += second(x) & live;

@@ -38,7 +38,7 @@ def element_sums(bits: NDArray[np.unsignedinteger], first_position: int = 0) -> 
         return _reference_sums(bits, first_position)
     out = np.zeros(2, np.uint64)
     call = getattr(native, f"turnout_digest_u{bits.dtype.itemsize * 8}")
-    call(_pointer(bits), ctypes.c_int64(bits.size), ctypes.c_uint64(first_position), _pointer(out))
+    call(pointer(bits), ctypes.c_int64(bits.size), ctypes.c_uint64(first_position), pointer(out))
     return int(out[0]), int(out[1])
 
 
@@ -62,7 +62,7 @@ def row_sums(bits: NDArray[np.unsignedinteger], columns: int, first_position: in
     out = np.zeros(2, np.uint64)
     call = getattr(native, f"turnout_digest_u{bits.dtype.itemsize * 8}_rows")
     sizes = ctypes.c_int64(len(bits)), ctypes.c_int64(columns)
-    call(_pointer(bits), *sizes, ctypes.c_uint64(first_position), ctypes.c_uint64(stride), _pointer(out))
+    call(pointer(bits), *sizes, ctypes.c_uint64(first_position), ctypes.c_uint64(stride), pointer(out))
     return int(out[0]), int(out[1])
 
 
@@ -110,7 +110,8 @@ def root_of(tensors: Iterable[HostTensor]) -> str:
     return root_digest({t.name: (t.dtype, t.shape, tensor_digest(t)) for t in tensors})
 
 
-def _pointer(array: NDArray[np.unsignedinteger]) -> ctypes.c_void_p:
+def pointer(array: NDArray[np.integer]) -> ctypes.c_void_p:
+    """An array's memory, for a C function; whoever calls keeps the array alive."""
     return ctypes.c_void_p(array.ctypes.data)
 
 
