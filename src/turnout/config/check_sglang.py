@@ -65,6 +65,10 @@ def arguments_are_free(c: RunConfig) -> Iterator[Fault]:
 
 def one_rank(c: RunConfig) -> Iterator[Fault]:
     """The checksums of several ranks are of shards, which can't be compared with whole tensors."""
+    if c.engine == "sglang" and c.rollout_num_gpus_per_engine > 1:
+        reason = "not yet done: to prove what an SGLang of several ranks has loaded"
+        ranks = str(c.rollout_num_gpus_per_engine)
+        yield Fault("--rollout-num-gpus-per-engine", ranks, reason, "give 1; use --rollout-num-engines")
     for name in ("tp-size", "tp", "tensor-parallel-size", "pp-size", "dp-size", "quantization"):
         value = c.sglang_args.get(name, c.sglang_args.get(name.replace("-", "_")))
         if value not in (None, 1):

@@ -12,6 +12,7 @@ from typing import Any, cast
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
 from turnout.config.check_sglang import SGLANG_CHECKS
+from turnout.config.check_weights import WEIGHT_CHECKS
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
@@ -56,18 +57,6 @@ def schedule_done(c: RunConfig) -> Iterator[Fault]:
         yield Fault(
             "--schedule", c.schedule, f"not yet done: the {c.schedule} schedule", "use --schedule sync"
         )
-
-
-def update_mode(c: RunConfig) -> Iterator[Fault]:
-    if c.update_weight_mode != "full":
-        what = "not yet done: updates that hold only what changed"
-        yield Fault("--update-weight-mode", c.update_weight_mode, what, "use --update-weight-mode full")
-
-
-def update_transport(c: RunConfig) -> Iterator[Fault]:
-    if c.save_hf is not None and c.update_weight_transport != "disk":
-        reason = f"exports a published folder, and updates by {c.update_weight_transport} publish none"
-        yield Fault("--save-hf", c.save_hf, reason, "use --update-weight-transport disk")
 
 
 def run_has_an_end(c: RunConfig) -> Iterator[Fault]:
@@ -270,8 +259,7 @@ def _near_divisors(total: int, wanted: int) -> str:
 CHECKS: tuple[Check, ...] = (
     *SGLANG_CHECKS,
     schedule_done,
-    update_mode,
-    update_transport,
+    *WEIGHT_CHECKS,
     run_has_an_end,
     batch_divides,
     grpo_needs_a_group,

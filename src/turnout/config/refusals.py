@@ -36,7 +36,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "prefill_num_servers": ("engines for prefill alone", "leave it out: every engine does both"),
     "rollout_external_engine_addrs": ("engines run by someone else", "let the run start its own engines"),
     "rollout_num_gpus": ("placing engines on GPUs", "use --rollout-num-engines"),
-    "rollout_num_gpus_per_engine": ("engines over several GPUs", "use --rollout-num-engines"),
     "num_gpus_per_node": ("placement over nodes", "run on one machine"),
     "actor_num_nodes": ("a trainer over several nodes", "leave it out: the trainer is one process"),
     "actor_num_gpus_per_node": ("a trainer over several devices", "leave it out: the trainer is one process"),
@@ -49,8 +48,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "speculative_*": ("speculative draft models", "leave it out: engines decode with the model itself"),
     "image_*": ("image inputs", "use text prompts"),
     "multimodal_keys": ("image inputs", "use text prompts"),
-    "update_weight_encoding": ("an option of delta updates", "leave it out: full versions are published"),
-    "update_weight_delta_*": ("an option of delta updates", "leave it out: full versions are published"),
     "update_weights_interval": ("updates after several train steps", "leave it out: every step is published"),
     "max_staleness": ("a bound for asynchronous runs", "leave it out: the lag is 0 in --schedule sync"),
     "custom_generate_function_path": ("own generation functions", "use --custom-rm-path on one-turn prompts"),
@@ -65,6 +62,9 @@ NOT_YET: dict[str, tuple[str, str]] = {
 # Other names of what exists here, and what to write.
 ELSEWHERE: dict[str, str] = {
     "reference_checkpoint": "--ref-load",
+    "update_weight_delta_encoding": "--update-weight-encoding",
+    "update_weight_delta_dir": "--update-weight-disk-dir",
+    "update_weight_delta_keep_files": "--update-weight-disk-keep-files",
     "disable_grpo_std_normalization": "--no-grpo-std-normalization",
     "normalize_std": "--grpo-std-normalization",
     "calculate_per_token_loss": "--loss-aggregation token",

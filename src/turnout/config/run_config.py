@@ -110,10 +110,15 @@ class RunConfig(
         key = self.input_key if self.eval_input_key is None else self.eval_input_key
         return key, self.label_key if self.eval_label_key is None else self.eval_label_key
 
+    @property
+    def encoding(self) -> str:
+        """The encoding of deltas on disk."""
+        return "packed" if self.update_weight_encoding is None else self.update_weight_encoding
+
     def engine_thread_count(self, cpus: int) -> int:
-        """Threads of each engine on a machine with `cpus` CPUs."""
-        given = self.engine_threads
-        return max(1, cpus // self.rollout_num_engines) if given is None else given
+        """Threads of each rank of an engine on a machine with `cpus` CPUs."""
+        ranks = self.rollout_num_engines * self.rollout_num_gpus_per_engine
+        return max(1, cpus // ranks) if self.engine_threads is None else self.engine_threads
 
     def trainer_thread_count(self, cpus: int) -> int:
         """Threads of the trainer on a machine with `cpus` CPUs."""

@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.config.conftest import faults_of, only
 from turnout.config import checks, load
+from turnout.config.check_weights import PAIRS
 from turnout.config.checks import CHECKS
 
 STOCK = ["--engine", "sglang"]
@@ -28,12 +29,26 @@ REFUSED = [
     ),
     (["--schedule", "pipelined"], "--schedule", "not yet done: the pipelined schedule"),
     (["--schedule", "async"], "--schedule", "not yet done: the async schedule"),
-    (["--update-weight-mode", "delta"], "--update-weight-mode", "not yet done"),
     (
-        ["--update-weight-transport", "group", "--save-hf", "out"],
-        "--save-hf",
-        "updates by group publish none",
+        ["--update-weight-mode", "delta", "--update-weight-transport", "tensor"],
+        "--update-weight-mode",
+        "use --update-weight-transport disk or group with delta, or --update-weight-mode full with tensor",
     ),
+    (["--update-weight-encoding", "packed"], "--update-weight-encoding", "full versions hold"),
+    (
+        [
+            "--update-weight-mode",
+            "delta",
+            "--update-weight-transport",
+            "group",
+            "--update-weight-encoding",
+            "xor",
+        ],
+        "--update-weight-encoding",
+        "a group carries positions and values",
+    ),
+    ([*STOCK, "--update-weight-mode", "delta"], "--update-weight-mode", "a stock SGLang applies no deltas"),
+    ([*STOCK, "--rollout-num-gpus-per-engine", "2"], "--rollout-num-gpus-per-engine", "several ranks"),
     (["--no-num-rollout"], "--num-rollout", "no end"),
     (["--global-batch-size", "7"], "--global-batch-size", "= 256 samples"),
     (["--num-steps-per-rollout", "3"], "--num-steps-per-rollout", "= 256 samples"),
@@ -131,6 +146,20 @@ ACCEPTED = [
     ["--hf-checkpoint", "org/model-name"],
     ["--hf-checkpoint", "smollm2-135m"],
     ["--run-dir", "empty"],
+    ["--update-weight-transport", "group", "--save-hf", "out"],
+    [
+        "--update-weight-mode",
+        "delta",
+        "--update-weight-encoding",
+        "xor",
+        "--rollout-num-gpus-per-engine",
+        "2",
+    ],
+    *(
+        ["--update-weight-mode", mode, "--update-weight-transport", transport]
+        for (mode, transport), reason in PAIRS.items()
+        if reason is None
+    ),
 ]
 
 

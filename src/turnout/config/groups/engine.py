@@ -12,10 +12,15 @@ class EngineOptions(Options):
 
     engine: Literal["embedded", "sglang"] = option("embedded", "Program that serves the rollouts.")
     rollout_num_engines: int = option(1, "Engines, each a process of its own.", ge=1)
+    rollout_num_gpus_per_engine: int = option(
+        1,
+        "Tensor parallel ranks of each engine, each a process with a part of the weights; on a CPU without a GPU too.",
+        ge=1,
+    )
     engine_threads: int | None = option(
         None,
-        "Compute threads of each engine.",
-        unset="the CPUs divided by --rollout-num-engines, at least 1",
+        "Compute threads of each engine, of each rank where it has several.",
+        unset="the CPUs divided by the ranks of all engines, at least 1",
         ge=1,
     )
     engine_max_total_tokens: int = option(

@@ -18,6 +18,13 @@ class WeightOptions(Options):
         "Way of a version to the engines: disk, a checkpoint that they load; tensor, shared memory on this host; "
         "group, a broadcast over Gloo.",
     )
+    update_weight_encoding: Literal["indices", "deltas", "deltas_zstd", "packed", "ranked", "xor"] | None = (
+        option(
+            None,
+            "How a delta on disk writes what changed (docs/guides/weights.md).",
+            unset="packed; a group carries positions and values as they are",
+        )
+    )
     update_weight_disk_dir: str | None = option(
         None,
         "Folder that trainer and engines share. It belongs to one run.",
@@ -36,4 +43,14 @@ class WeightOptions(Options):
     )
     update_weight_timeout_s: float = option(
         120.0, "Deadline of one update, from publishing to the last attestation.", unit="seconds", gt=0
+    )
+    check_weight_update_equal: bool = option(
+        False,
+        "After every update, compare digests that each engine computes anew from its live tensors with the trainer's.",
+    )
+    digest_audit_interval: int = option(
+        20,
+        "Deltas move digests along; after so many updates trainer and engines compute them anew and compare.",
+        unit="updates",
+        ge=1,
     )

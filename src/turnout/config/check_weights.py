@@ -1,0 +1,55 @@
+"""Which ways of a weight update go together. Rules as in turnout.config.checks.
+
+Every pair of mode and transport is in `PAIRS`: None is legal, a text says why it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import Fault
+
+PAIRS: dict[tuple[str, str], str | None] = {
+    ("full", "disk"): None,
+    ("full", "tensor"): None,
+    ("full", "group"): None,
+    ("delta", "disk"): None,
+    ("delta", "group"): None,
+    ("delta", "tensor"): "a tensor travels as a handle of 64 bytes on one host, so a delta saves nothing",
+}
+
+
+def pair_is_legal(c: RunConfig) -> Iterator[Fault]:
+    mode, transport = c.update_weight_mode, c.update_weight_transport
+    reason = PAIRS[mode, transport]
+    if reason is not None:
+        same_mode = " or ".join(t for (m, t), no in PAIRS.items() if m == mode and no is None)
+        same_transport = " or ".join(m for (m, t), no in PAIRS.items() if t == transport and no is None)
+        remedy = (
+            f"use --update-weight-transport {same_mode} with {mode}, "
+            f"or --update-weight-mode {same_transport} with {transport}"
+        )
+        yield Fault("--update-weight-mode", f"{mode} by {transport}", reason, remedy)
+
+
+def encoding_is_used(c: RunConfig) -> Iterator[Fault]:
+    if c.update_weight_encoding is None:
+        return
+    remedy = "leave it out, or use --update-weight-mode delta --update-weight-transport disk"
+    if c.update_weight_mode == "full":
+        reason = "full versions hold the weights as they are"
+        yield Fault("--update-weight-encoding", c.update_weight_encoding, reason, remedy)
+    elif c.update_weight_transport == "group":
+        reason = "a group carries positions and values as they are"
+        yield Fault("--update-weight-encoding", c.update_weight_encoding, reason, remedy)
+
+
+def engine_applies_deltas(c: RunConfig) -> Iterator[Fault]:
+    if c.engine == "sglang" and c.update_weight_mode == "delta":
+        reason = "a stock SGLang applies no deltas"
+        remedy = "use --update-weight-mode full, or `turnout weights follow` beside an engine of its own"
+        yield Fault("--update-weight-mode", "delta", reason, remedy)
+
+
+WEIGHT_CHECKS = (pair_is_legal, encoding_is_used, engine_applies_deltas)
