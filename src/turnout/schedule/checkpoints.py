@@ -1,7 +1,7 @@
 """Checkpoints of a run: the trainer's whole state, the place in the data, the version; and the final HF export.
 
     <save>/step_000010/            trainer state, then state.json; the folder appears whole or not at all
-    <save_hf>/                     the last committed version as an ordinary Hugging Face checkpoint
+    <save_hf>/                     the last version's weights as an ordinary Hugging Face checkpoint
 
 Promises: a checkpoint is complete or absent; the two newest stay, older ones go only after a newer is complete;
 what a killed save left behind goes with the next one; what another run left there is refused, never replaced.
@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from turnout.core.ports import Store
 from turnout.core.rng import random_id
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
-from turnout.weights.manifest import DONE, MANIFEST
+from turnout.weights.checkpoint_io import copy_assets, write_checkpoint
+from turnout.weights.tensors import HostTensor
 
 KEPT = 2
 _FOLDER = re.compile(r"step_(\d{6,})")
@@ -31,21 +31,22 @@ _LEFTOVER = re.compile(r"step_\d{6,}\.tmp-[0-9a-f]+|\.removed-step_\d{6,}.*")
 
 @dataclass(frozen=True)
 class SavePlan:
-    """`folder` None saves nothing; `interval` None saves after the last step only."""
+    """`folder` None saves nothing; `interval` None saves after the last step only. An HF export takes config and
+    tokenizer from `assets`, and has files of at most `shard_bytes`."""
 
     folder: Path | None
     interval: int | None
     hf_folder: Path | None
+    assets: Path
+    shard_bytes: int
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run stands besides the trainer: the next ordinal of the source, and the current version with
-    its folder (None while it is the base)."""
+    """Where a run stands besides the trainer: the next ordinal of the source, and the current version."""
 
     position: int
     version: WeightVersion
-    folder: Path | None
 
 
 class RunCheckpoints:
@@ -63,8 +64,12 @@ class RunCheckpoints:
         if due and plan.folder is not None and steps_done != self._saved:
             await self._save(plan.folder, steps_done)
             self._saved = steps_done
-        if last and plan.hf_folder is not None:
-            await asyncio.to_thread(self._export, plan.hf_folder)
+        target = plan.hf_folder
+        if last and target is not None:
+            _check_free("--save-hf", target)
+            await self._trainer.call(
+                "the weights to be exported", lambda backend: self._export(target, backend.export())
+            )
 
     async def _save(self, folder: Path, steps_done: int) -> None:
         place = self._place()
@@ -93,15 +98,14 @@ class RunCheckpoints:
         for name in sorted(names, key=lambda n: int(n.split("_")[1]))[:-KEPT]:
             self._files.remove_tree(folder / name)
 
-    def _export(self, target: Path) -> None:
-        source = self._place().folder
-        if source is None:
-            return
-        _check_free("--save-hf", target)
+    def _export(self, target: Path, tensors: Iterable[HostTensor]) -> None:
+        """From the trainer, so that it is there whatever way versions take to the engines."""
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = target.with_name(f".{target.name}.tmp-{random_id()}")
         try:
-            shutil.copytree(source, staged, ignore=shutil.ignore_patterns(MANIFEST, DONE))
+            staged.mkdir()
+            copy_assets(self._plan.assets, staged)
+            write_checkpoint(staged, tensors, self._plan.shard_bytes)
             self._files.publish_folder(staged, target)
         finally:
             if staged.exists():

@@ -43,16 +43,12 @@ from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightU
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.schedule import SCHEDULES
+from turnout.schedule.weight_plane import Origin, check_engines, open_plane
 from turnout.serving.launcher import Engine, HealthProbe, launch
 from turnout.serving.sglang_launcher import launch_sglang
-from turnout.train.backend import TrainBackend
-from turnout.transfer.transports import make_transport
 from turnout.transfer.updater import Updater
-from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import root_of
 from turnout.weights.stock_checksums import stock_checksums
 from turnout.weights.store import WeightStore
-from turnout.weights.tensors import narrowed
 
 log = logging.getLogger(__name__)
 ATTEST_DEADLINE_S = 60.0
@@ -91,7 +87,7 @@ class RunOutcome:
 def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     """Tokenizer, prompts and held-out prompts; raises UserError with what is wrong in them, or with a folder
     to save to that is in use."""
-    check_folders(_save_plan(config))
+    check_folders(_save_plan(config, model))
     tokenizer = load_tokenizer(model)
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
@@ -174,13 +170,9 @@ class Session:
             store = WeightStore(
                 self.paths.weights, self._files, inputs.model, config.update_weight_buffer_size
             )
-            transport = make_transport(
-                config.update_weight_transport,
-                store,
-                self._clock,
-                config.update_weight_buffer_size,
-                config.update_weight_disk_keep_files,
-            )
+            await check_engines(config, clients)
+            origin = Origin(trainer, inputs.model, INCARNATION)
+            transport, base = await open_plane(config, store, self._clock, origin, self._run_id)
             updater = Updater(transport, clients, events, self._clock, wiring.stock_engine(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             gate = LagGate(SCHEDULES[config.schedule].max_lag)
@@ -197,11 +189,9 @@ class Session:
             )
 
             def place() -> Place:
-                version = self._current(updater)
-                folder = self.paths.weights / version.directory
-                return Place(inputs.source.position, version, folder if folder.is_dir() else None)
+                return Place(inputs.source.position, self._current(updater))
 
-            checkpoints = RunCheckpoints(_save_plan(config), self._files, trainer, place)
+            checkpoints = RunCheckpoints(_save_plan(config, inputs.model), self._files, trainer, place)
             parts = Parts(
                 BatchMaker(inputs.source, book, collector, plan),
                 trainer,
@@ -213,8 +203,9 @@ class Session:
                 self._phases,
             )
             reporter.open(config.run_name or "run", inputs.steps, Sources(self._engine_views, evals.curve))
-            await self._supervised(self._loop(parts, updater, store, inputs, trainer), reporter)
-            self.outcome.final_folder = place().folder
+            await self._supervised(self._loop(parts, updater, base, inputs, trainer), reporter)
+            folder = self.paths.weights / place().version.directory
+            self.outcome.final_folder = folder if folder.is_dir() else None
         finally:
             trainer.close()
 
@@ -222,14 +213,11 @@ class Session:
         self,
         parts: Parts,
         updater: Updater,
-        store: WeightStore,
+        base: WeightVersion,
         inputs: RunInputs,
         trainer: TrainerThread,
     ) -> None:
         """Adopts the base version, then runs THE loop."""
-        root = await trainer.call("the base weights to be digested", lambda t: base_root(t, inputs.model))
-        store.open(self._run_id, INCARNATION, root)
-        base = WeightVersion(INCARNATION, 0, root)
         expected = await self._expected(trainer, updater)
         await updater.adopt(base, ATTEST_DEADLINE_S, expected)
         parts.gate.committed(base, 0)
@@ -333,16 +321,11 @@ class Session:
         return updater.current
 
 
-def base_root(trainer: TrainBackend, checkpoint: Path) -> str:
-    """The root of the trainer's weights before training, each tensor in the dtype that the checkpoint stores
-    where it holds the value exactly: the form in which engines attest what they loaded."""
-    stored = {tensor.name: tensor.dtype for tensor in read_checkpoint(checkpoint)}
-    return root_of(narrowed(tensor, stored.get(tensor.name, tensor.dtype)) for tensor in trainer.export())
-
-
-def _save_plan(config: RunConfig) -> SavePlan:
+def _save_plan(config: RunConfig, model: Path) -> SavePlan:
     return SavePlan(
         Path(config.save) if config.save is not None else None,
         config.save_interval,
         Path(config.save_hf) if config.save_hf is not None else None,
+        model,
+        config.update_weight_buffer_size,
     )

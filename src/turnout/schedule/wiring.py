@@ -29,6 +29,7 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
         "--engine-id": f"engine-{index}",
         "--dtype": config.dtype,
         "--threads": threads,
+        "--tp-size": config.rollout_num_gpus_per_engine,
         "--max-total-tokens": config.engine_max_total_tokens,
         "--max-running-requests": config.engine_max_running_requests,
         "--max-step-tokens": config.engine_step_tokens,

@@ -57,9 +57,10 @@ class EngineWeights:
             self._ranks = size
         return self._ranks
 
-    async def prepare(self, folder: str, label: str, deadline_s: float) -> str:
-        """Has the engine stage a folder beside what it serves; returns the id to `activate` it by."""
-        body = {"model_path": folder, "weight_version": label, "load_format": "auto"}
+    async def prepare(self, folder: str, label: str, deadline_s: float, load_format: str = "auto") -> str:
+        """Has the engine stage a folder beside what it serves; returns the id to `activate` it by. `load_format`
+        "delta" (ours): the folder holds what changed."""
+        body = {"model_path": folder, "weight_version": label, "load_format": load_format}
         row = await self._succeed("/prepare_weights", body, deadline_s)
         prepared = row.get("prepared_id")
         if not isinstance(prepared, str) or not prepared:
@@ -70,6 +71,16 @@ class EngineWeights:
         """Has the engine put a prepared set into place."""
         body = {"prepared_id": prepared_id, "abort_all_requests": False, "flush_cache": True}
         await self._succeed("/activate_weights", body, deadline_s)
+
+    async def live_root(self, deadline_s: float) -> str:
+        """The root digest that the engine computes anew from all its live tensors."""
+        row = await self._succeed("/weights_checker", {"action": "checksum"}, deadline_s)
+        root = row.get("per_engine_checksum")
+        if not isinstance(root, str):
+            raise self.client.fault(
+                EngineError, "attest", f"/weights_checker named no root: {str(row)[:200]}"
+            )
+        return root
 
     async def begin(self, deadline_s: float, base_root: str | None = None) -> None:
         """`base_root` (ours): what the changes to come are relative to; an engine with another root refuses."""

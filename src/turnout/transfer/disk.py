@@ -32,6 +32,7 @@ class DiskTransport:
         self._keep_all = keep_all
         self._kept: list[int] = []
         self._prepared: dict[str, str] = {}  # by engine, the set that it staged
+        self.load_format = "auto"  # of the version published last
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
         work = asyncio.to_thread(self.store.publish, export(), train_step)
@@ -51,7 +52,8 @@ class DiskTransport:
 
         async def stage(engine: EngineClient) -> None:
             if engine.stages:
-                made = await EngineWeights(engine).prepare(str(folder), ready.version.label, deadline_s)
+                weights, label = EngineWeights(engine), ready.version.label
+                made = await weights.prepare(str(folder), label, deadline_s, self.load_format)
                 self._prepared[engine.engine_id] = made
                 return
             work = asyncio.to_thread(check_loadable, folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -67,14 +67,22 @@ class GroupTransport(StreamTransport):
         self._group.backend = backend
 
     async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
-        assert self._group is not None
         data = torch.empty(sum(tensor.nbytes for tensor in bucket), dtype=torch.uint8)
         slots: list[Slot] = await asyncio.to_thread(pack, bucket, np.asarray(data))
-        name = self._group.name
-        calls = [engine.through_group(name, slots, flags) for engine in engines]
+        await self.broadcast(data, flags, lambda each, name: each.through_group(name, slots, flags), engines)
+
+    async def broadcast(
+        self,
+        data: torch.Tensor,
+        flags: BucketFlags,
+        call: Callable[[EngineWeights, str], Awaitable[None]],
+        engines: Sequence[EngineWeights],
+    ) -> None:
+        """Sends `data` [bytes] while `call`, given an engine and the group's name, has each engine receive it."""
+        assert self._group is not None
         limit = timedelta(seconds=flags.deadline_s)
         mine = asyncio.to_thread(_broadcast, self._group.backend, data, limit)
-        await together([*calls, mine])
+        await together([*(call(engine, self._group.name) for engine in engines), mine])
 
     async def close(self, engines: Sequence[EngineWeights], failed: bool) -> None:
         if not failed or self._group is None:

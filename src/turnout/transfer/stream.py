@@ -21,10 +21,9 @@ from turnout.transfer.updater import Export, Ready
 from turnout.weights.buckets import buckets
 from turnout.weights.digest import root_digest, tensor_digest
 from turnout.weights.store import WeightStore
-from turnout.weights.tensors import HostTensor
 
 DROP_DEADLINE_S = 10.0
-Bucket = list[HostTensor]
+Bucket = Sequence[Any]  # tensors, or changes
 
 
 class StreamTransport:
@@ -35,6 +34,11 @@ class StreamTransport:
         self._bucket_bytes = bucket_bytes
         self._receivers: list[EngineWeights] = []  # of the update under way
         self._unsent: Export | None = None
+        self.base_root: str | None = None  # what the update under way is relative to; None: to nothing
+
+    def cut(self, export: Export) -> Iterator[Bucket]:
+        """The buckets of the update under way."""
+        return buckets(export(), self._bucket_bytes)
 
     async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
         """Brings one bucket to all engines; `flags.deadline_s` bounds it. Raises EngineError or WeightError."""
@@ -42,6 +46,15 @@ class StreamTransport:
 
     async def open(self, engines: Sequence[EngineWeights], deadline_s: float) -> None:
         """Makes ready what all buckets of an update need."""
+
+    async def end(
+        self,
+        engine: EngineWeights,
+        ready: Ready,  # noqa: ARG002 - all that was sent is what was published
+        deadline_s: float,
+    ) -> None:
+        """Has an engine put into place what it was sent."""
+        await engine.end(deadline_s)
 
     async def close(self, engines: Sequence[EngineWeights], failed: bool) -> None:
         """Takes down what no longer serves; never raises for an engine that does not answer."""
@@ -118,8 +131,8 @@ class StreamTransport:
 
         engines = self._receivers
         await self.open(engines, left())
-        await together(engine.begin(left()) for engine in engines)
-        async for bucket, last in ahead(buckets(export(), self._bucket_bytes)):
+        await together(engine.begin(left(), self.base_root) for engine in engines)
+        async for bucket, last in ahead(self.cut(export)):
             # the label goes with the last bucket, since a stock SGLang shows it at once
             await self.send(bucket, engines, BucketFlags(ready.version.label if last else None, last, left()))
 
@@ -129,7 +142,8 @@ class StreamTransport:
         if self._unsent is not None:
             await self._send(ready, self._unsent, deadline_s)
             self._unsent = None
-        await together(engine.end(max(0.001, end - self.clock.now())) for engine in self._receivers)
+        left = max(0.001, end - self.clock.now())
+        await together(self.end(engine, ready, left) for engine in self._receivers)
         left = max(0.001, end - self.clock.now())
         found += await together(engine.client.attest(left) for engine in self._receivers)
         await self.close(self._receivers, failed=False)

@@ -1,23 +1,54 @@
-"""The transport of a name of --update-weight-transport. torch is imported only where one needs it."""
+"""The transport of a pair of --update-weight-mode and --update-weight-transport. torch is imported only where one
+needs it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from turnout.core.ports import Clock
+from turnout.transfer.delta_base import DeltaBase
+from turnout.transfer.delta_disk import DeltaDiskTransport
 from turnout.transfer.disk import DiskTransport
+from turnout.transfer.equal import EqualityChecked
 from turnout.transfer.updater import Transport
 from turnout.weights.store import WeightStore
 
 
+@dataclass(frozen=True)
+class TransportPlan:
+    """`way` is disk, tensor or group; `keep_all` keeps every version's folder, where there are folders;
+    `encoding` is that of deltas on disk; `check_equal` compares live tensors after every update."""
+
+    way: str
+    bucket_bytes: int
+    keep_all: bool
+    encoding: str
+    check_equal: bool
+
+
 def make_transport(
-    name: str, store: WeightStore, clock: Clock, bucket_bytes: int, keep_all: bool
+    plan: TransportPlan, store: WeightStore, clock: Clock, base: DeltaBase | None
 ) -> Transport:
-    """disk, tensor or group; `keep_all` keeps every version's folder, where there are folders."""
-    if name == "disk":
-        return DiskTransport(store, clock, keep_all)
-    if name == "tensor":
+    """Of deltas against `base`, of full versions where it is None."""
+    made = _full(plan, store, clock) if base is None else _delta(plan, store, clock, base)
+    return EqualityChecked(made, clock) if plan.check_equal else made
+
+
+def _full(plan: TransportPlan, store: WeightStore, clock: Clock) -> Transport:
+    if plan.way == "disk":
+        return DiskTransport(store, clock, plan.keep_all)
+    if plan.way == "tensor":
         from turnout.transfer.tensor import TensorTransport  # noqa: PLC0415
 
-        return TensorTransport(store, clock, bucket_bytes)
+        return TensorTransport(store, clock, plan.bucket_bytes)
     from turnout.transfer.group import GroupTransport  # noqa: PLC0415
 
-    return GroupTransport(store, clock, bucket_bytes)
+    return GroupTransport(store, clock, plan.bucket_bytes)
+
+
+def _delta(plan: TransportPlan, store: WeightStore, clock: Clock, base: DeltaBase) -> Transport:
+    if plan.way == "disk":
+        return DeltaDiskTransport(store, clock, base, plan.encoding, plan.keep_all)
+    from turnout.transfer.delta_group import DeltaGroupTransport  # noqa: PLC0415
+
+    return DeltaGroupTransport(store, clock, plan.bucket_bytes, base)

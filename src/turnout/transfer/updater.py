@@ -43,11 +43,14 @@ Export = Callable[[], Iterable[HostTensor]]
 
 @dataclass(frozen=True)
 class Ready:
-    """A version that exists for engines to take. `folder` is None where it lies on no disk."""
+    """A version that exists for engines to take. `folder` is None where it lies on no disk; `encoding` is that of a
+    delta, empty for a full version; `density` is the share of elements that it holds."""
 
     version: WeightVersion
     bytes: int
     folder: Path | None = None
+    encoding: str = ""
+    density: float = 1.0
 
 
 class Transport(Protocol):

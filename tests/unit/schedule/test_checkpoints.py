@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.weight_files import assets, model
 from turnout.core.errors import ConfigError
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore
 from turnout.schedule.checkpoints import Place, RunCheckpoints, SavePlan
+from turnout.weights.checkpoint_io import read_checkpoint
+from turnout.weights.digest import root_of
 
 VERSION = WeightVersion(0, 4, "a" * 32)
 
@@ -29,8 +32,11 @@ class Saver:
         self.saves = 0
 
     async def call(self, what: str, work: Any) -> Any:
-        assert "save" in what
+        assert "save" in what or "exported" in what
         return work(self)
+
+    def export(self) -> Any:
+        return iter(model())
 
     def save(self, folder: Path) -> None:
         self.saves += 1
@@ -44,12 +50,12 @@ class Run:
     def __init__(self, root: Path, interval: int | None = 1, hf: bool = False, files: Any = None) -> None:
         self.folder, self.hf = root / "save", root / "hf"
         self.trainer: Any = Saver()
-        self.version_folder: Path | None = None
-        plan = SavePlan(self.folder, interval, self.hf if hf else None)
+        self.assets = root / "assets"
+        plan = SavePlan(self.folder, interval, self.hf if hf else None, self.assets, 1 << 20)
         self.made = RunCheckpoints(plan, files or DiskStore(), self.trainer, self.place)
 
     def place(self) -> Place:
-        return Place(12, VERSION, self.version_folder)
+        return Place(12, VERSION)
 
     def save(self, *steps: int, last: bool = False) -> None:
         for step in steps:
@@ -88,7 +94,7 @@ def test_when_a_checkpoint_is_due(interval: int | None, saved: list[int], tmp_pa
 
 def test_nothing_is_saved_without_a_folder(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    made = RunCheckpoints(SavePlan(None, 1, None), DiskStore(), run.trainer, run.place)
+    made = RunCheckpoints(SavePlan(None, 1, None, tmp_path, 1 << 20), DiskStore(), run.trainer, run.place)
     asyncio.run(made.save_if_due(1, True))
     assert run.trainer.saves == 0
     assert list(tmp_path.iterdir()) == []
@@ -214,31 +220,22 @@ def test_ckp_08_kill_9_at_any_moment_of_a_save(tmp_path: Path) -> None:
     }
 
 
-def test_the_last_version_becomes_an_ordinary_checkpoint(tmp_path: Path) -> None:
+def test_the_last_weights_become_an_ordinary_checkpoint(tmp_path: Path) -> None:
     run = Run(tmp_path, hf=True)
-    run.version_folder = tmp_path / "weight_v000004"
-    run.version_folder.mkdir()
-    for name in ("model.safetensors", "config.json", "manifest.json", "DONE"):
-        (run.version_folder / name).write_text(name)
+    assets(run.assets)
     run.save(1)
     assert not run.hf.exists()
     run.save(2, last=True)
-    assert sorted(path.name for path in run.hf.iterdir()) == ["config.json", "model.safetensors"]
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in run.hf.iterdir()) == names
+    assert root_of(read_checkpoint(run.hf)) == root_of(model())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_without_a_version_on_disk_there_is_nothing_to_export(tmp_path: Path) -> None:
-    run = Run(tmp_path, hf=True)
-    run.save(1, last=True)
-    assert not run.hf.exists()
 
 
 @pytest.mark.parametrize("flag", ["--save", "--save-hf"])
 def test_what_lies_in_the_way_is_refused_and_kept(flag: str, tmp_path: Path) -> None:
     run = Run(tmp_path, hf=True)
-    run.version_folder = tmp_path / "weight_v000004"
-    run.version_folder.mkdir()
-    (run.version_folder / "model.safetensors").write_text("new")
+    assets(run.assets)
     place = run.hf if flag == "--save-hf" else run.folder / "step_000001"
     place.mkdir(parents=True)
     (place / "model.safetensors").write_text("old")
@@ -256,8 +253,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
             super().publish_folder(staged, final)
 
     run = Run(tmp_path, hf=True, files=Failing())
-    run.version_folder = tmp_path / "weight_v000004"
-    run.version_folder.mkdir()
+    assets(run.assets)
     with pytest.raises(OSError, match="No space left"):
         run.save(1, last=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["save", "weight_v000004"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["assets", "save"]

@@ -14,7 +14,7 @@ class EngineOptions(Options):
     rollout_num_engines: int = option(1, "Engines, each a process of its own.", ge=1)
     rollout_num_gpus_per_engine: int = option(
         1,
-        "Tensor parallel ranks of each engine, each a process with a part of the weights; on a CPU without a GPU too.",
+        "Tensor parallel ranks of each engine, each a process with a part of the weights.",
         ge=1,
     )
     engine_threads: int | None = option(

@@ -46,7 +46,7 @@ class WeightOptions(Options):
     )
     check_weight_update_equal: bool = option(
         False,
-        "After every update, compare digests that each engine computes anew from its live tensors with the trainer's.",
+        "After every update, compare what engines digest anew from their live tensors with the trainer's root.",
     )
     digest_audit_interval: int = option(
         20,

@@ -1,0 +1,90 @@
+"""Wires the weight plane of a run: what the engines hold at the start, the store, the way of versions to engines.
+
+Promises: the root of the base version is that of the checkpoint in the form in which engines attest it; an engine
+that cannot take what the run would send is refused before the first prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import WeightError
+from turnout.core.ports import Clock
+from turnout.core.version import WeightVersion
+from turnout.schedule.parts import TrainerThread
+from turnout.serving.client import EngineClient
+from turnout.train.backend import TrainBackend
+from turnout.transfer.delta_base import DeltaBase
+from turnout.transfer.snapshot import Snapshot
+from turnout.transfer.transports import TransportPlan, make_transport
+from turnout.transfer.updater import Transport
+from turnout.weights.checkpoint_io import read_checkpoint
+from turnout.weights.delta_bucket import DELTA_BUCKET
+from turnout.weights.digest import root_of
+from turnout.weights.store import WeightStore
+from turnout.weights.tensors import narrowed
+
+DELTA_FORMATS = {"disk": "delta", "group": DELTA_BUCKET}  # what an engine must announce, by transport
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run's weights begin: the trainer, and the checkpoint that trainer and engines loaded."""
+
+    trainer: TrainerThread
+    checkpoint: Path
+    incarnation: int
+
+
+async def open_plane(
+    config: RunConfig, store: WeightStore, clock: Clock, origin: Origin, run_id: str
+) -> tuple[Transport, WeightVersion]:
+    """The transport, and the base version; the store is open then. Raises WeightError."""
+    snapshot: Snapshot | None = None
+    if config.update_weight_mode == "delta":
+        what = "the base of deltas to be read"
+        snapshot = await origin.trainer.call(what, lambda t: snapshot_of(t, origin.checkpoint))
+        root = snapshot.root
+    else:
+        what = "the base weights to be digested"
+        root = await origin.trainer.call(what, lambda t: base_root(t, origin.checkpoint))
+    store.open(run_id, origin.incarnation, root)
+    version = WeightVersion(origin.incarnation, 0, root)
+    base = None if snapshot is None else DeltaBase(snapshot, version, config.digest_audit_interval)
+    plan = TransportPlan(
+        config.update_weight_transport,
+        config.update_weight_buffer_size,
+        config.update_weight_disk_keep_files,
+        config.encoding,
+        config.check_weight_update_equal,
+    )
+    return make_transport(plan, store, clock, base), version
+
+
+async def check_engines(config: RunConfig, engines: Sequence[EngineClient]) -> None:
+    """Raises WeightError for an engine that applies no deltas where the run would send some."""
+    if config.update_weight_mode != "delta":
+        return
+    needed = DELTA_FORMATS[config.update_weight_transport]
+    for engine in engines:
+        known = (await engine.server_info()).get("delta_formats") or ()
+        if needed not in known:
+            raise WeightError(
+                f"engine {engine.engine_id} applies no deltas: {needed!r} is not among its delta_formats "
+                f"{list(known)}; use --update-weight-mode full, or `turnout weights follow` beside it"
+            )
+
+
+def snapshot_of(trainer: TrainBackend, checkpoint: Path) -> Snapshot:
+    """What engines hold that loaded the checkpoint."""
+    return Snapshot(read_checkpoint(checkpoint), trainer.export())
+
+
+def base_root(trainer: TrainBackend, checkpoint: Path) -> str:
+    """The root of the trainer's weights before training, each tensor in the dtype that the checkpoint stores
+    where it holds the value exactly: the form in which engines attest what they loaded."""
+    stored = {tensor.name: tensor.dtype for tensor in read_checkpoint(checkpoint)}
+    return root_of(narrowed(tensor, stored.get(tensor.name, tensor.dtype)) for tensor in trainer.export())
