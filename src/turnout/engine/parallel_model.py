@@ -21,10 +21,11 @@ from turnout.engine import attention, linear
 from turnout.engine.linear import row_blocks
 from turnout.engine.model import DTYPES, LoadedModel, read_config, shape_of, tokenizer_of
 from turnout.engine.parallel_group import Group
-from turnout.engine.parallel_plan import Place, Sizes, faults, piece
+from turnout.engine.parallel_plan import Sizes, faults
 from turnout.engine.runner import ModuleForward
 from turnout.engine.settings import EngineSettings
 from turnout.engine.storage import ModuleStorage, Spec
+from turnout.weights.map_rules import Place, piece
 
 EXPERTS = "turnout_parallel_experts"
 

@@ -8,7 +8,6 @@ A buffer that nobody holds any more is dropped on every rank with the next messa
 from __future__ import annotations
 
 import itertools
-import math
 import weakref
 from dataclasses import dataclass, replace
 
@@ -19,9 +18,10 @@ from torch import Tensor
 from turnout.core.errors import WeightError
 from turnout.engine.parallel_channel import Channel
 from turnout.engine.parallel_model import Shard
-from turnout.engine.parallel_plan import Piece, local_name, piece
 from turnout.engine.storage import Bits, ModuleStorage, as_bits, as_stored
-from turnout.weights.digest import Sums, add, element_sums, row_sums
+from turnout.weights.digest import Sums, add
+from turnout.weights.map_digest import block_sums
+from turnout.weights.map_rules import Piece, local_name, piece
 
 LIVE = 0  # the key of what is served
 ZERO: Sums = (0, 0)
@@ -58,12 +58,7 @@ class ShardStorage:
         stored = as_stored(self.view(buffer, name), spec.dtype, dtype)
         if stored is None:
             return None
-        if part.axis is None:
-            return element_sums(stored)
-        line = math.prod(spec.shape[1:])
-        if part.axis == 0:
-            return element_sums(stored, part.first * line)
-        return row_sums(stored, part.count, part.first, line)
+        return block_sums(stored, spec.shape, part.block(spec.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +143,4 @@ class ParallelStorage:
 
 
 def _cut(whole: NDArray[np.unsignedinteger], part: Piece) -> NDArray[np.unsignedinteger]:
-    if part.axis is None:
-        return whole
-    return whole[(slice(None),) * part.axis + (slice(part.first, part.first + part.count),)]
+    return whole[tuple(slice(first, first + count) for first, count in part.block(whole.shape))]

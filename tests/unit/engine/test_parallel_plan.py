@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from tests.engine_models import KINDS, config
 from turnout.core.errors import ConfigError, InvariantBroken, ModelError
 from turnout.engine.core import EngineCore
-from turnout.engine.parallel_plan import Place, local_name, piece
 from turnout.engine.settings import EngineSettings
 from turnout.engine.storage import ModuleStorage
+from turnout.weights.map_rules import Place, local_name, piece
 
 SPLITS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 
