@@ -5,8 +5,10 @@ from __future__ import annotations
 from turnout.core.errors import WeightError
 from turnout.weights.codecs.codec import Codec
 from turnout.weights.codecs.indices import Indices
+from turnout.weights.codecs.packed import Packed
+from turnout.weights.codecs.ranked import Ranked
 
-CODECS: dict[str, Codec] = {"indices": Indices()}
+CODECS: dict[str, Codec] = {"indices": Indices(), "packed": Packed(), "ranked": Ranked()}
 
 
 def codec(name: str) -> Codec:
