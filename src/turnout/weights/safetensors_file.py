@@ -34,12 +34,20 @@ def read_file(path: Path) -> Iterator[HostTensor]:
         data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
     except OSError as fault:
         raise WeightError(f"{path}: cannot be read: {fault.strerror}") from fault
+    for tensor in views(path, data):
+        bits = tensor.bits if tensor.bits.flags.aligned else tensor.bits.copy()
+        yield HostTensor(tensor.name, tensor.dtype, tensor.shape, bits)
+
+
+def views(path: Path, data: NDArray[np.uint8]) -> Iterator[HostTensor]:
+    """The tensors of the file `path` with the bytes `data`, as views of these, which may lie unaligned: a file is
+    dense. What is written to a view is written to `data`."""
     header_end, rows = _header(path, data)
     for name, row in sorted(rows.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = row["data_offsets"]
         raw = data[header_end + begin : header_end + end]
         bits: NDArray[Any] = np.frombuffer(raw, UNSIGNED[ITEM_BYTES[row["dtype"]]])
-        yield HostTensor(name, row["dtype"], tuple(row["shape"]), bits if bits.flags.aligned else bits.copy())
+        yield HostTensor(name, row["dtype"], tuple(row["shape"]), bits)
 
 
 def write_file(path: Path, tensors: Sequence[HostTensor]) -> int:
