@@ -156,8 +156,17 @@ class EngineClient:
         return total
 
     async def update_from_disk(self, folder: str, label: str, deadline_s: float) -> Attestation:
-        """Loads a checkpoint folder and returns what the engine then attests. All behaviour flags are sent:
-        engines differ in their defaults."""
+        """Loads a checkpoint folder and returns what the engine then attests; raises as `load_from_disk`."""
+        await self.load_from_disk(folder, label, deadline_s)
+        return await self.attest(deadline_s)
+
+    async def served_label(self, deadline_s: float) -> str:
+        """The label that the engine answers with now: a name, no proof."""
+        return (await self.attest(deadline_s)).label
+
+    async def load_from_disk(self, folder: str, label: str, deadline_s: float) -> None:
+        """Loads a checkpoint folder. All behaviour flags are sent: engines differ in their defaults. After an
+        EngineError the engine may hold any weights."""
         body = {
             "model_path": folder,
             "load_format": "auto",
@@ -169,7 +178,6 @@ class EngineClient:
         if not isinstance(row, dict) or row.get("success") is not True:
             message = row.get("message", row) if isinstance(row, dict) else row
             raise self.fault(EngineError, "update", f"the weights were not loaded: {message}")
-        return await self.attest(deadline_s)
 
     async def control(self, path: str, body: dict[str, Any], deadline_s: float) -> Any:
         """One call of the weight plane (turnout.serving.weights_client) and the JSON that it answers."""

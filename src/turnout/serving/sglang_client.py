@@ -22,12 +22,19 @@ class SglangClient(EngineClient):
         """Returns when the server has made a token; hangs to the deadline while generation is paused."""
         await self._call("/health_generate", None, "health", deadline_s)
 
+    async def served_label(self, deadline_s: float) -> str:
+        info = await self._call("/model_info", None, "attest", deadline_s)
+        try:
+            return str(info["weight_version"])
+        except (KeyError, TypeError) as fault:
+            raise self.fault(EngineError, "attest", f"answer not understood: {str(info)[:200]}") from fault
+
     async def attest(self, deadline_s: float) -> Attestation:
         """Label and checksums of the live weights."""
-        info = await self._call("/model_info", None, "attest", CONTROL_DEADLINE_S)
+        label = await self.served_label(CONTROL_DEADLINE_S)
         row = await self._call("/weights_checker", {"action": "checksum"}, "attest", deadline_s)
         try:
-            return Attestation(str(info["weight_version"]), "", "label", self._checksums(row))
+            return Attestation(label, "", "label", self._checksums(row))
         except (KeyError, TypeError, ValueError) as fault:
             raise self.fault(EngineError, "attest", f"answer not understood: {str(row)[:200]}") from fault
 

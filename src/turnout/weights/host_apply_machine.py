@@ -76,7 +76,7 @@ class Switched:
 
 @dataclass(frozen=True)
 class Adopted:
-    """Files without a state turned out to have this root, which the store knows."""
+    """What lies there is a version of the store: files without a state, or held ones under another name."""
 
     root: str
 
@@ -106,6 +106,7 @@ TABLE: Table[Phase, type[Event]] = Table(
     {
         (Phase.UNOPENED, Opened): Phase.SETTLED,  # or UNKNOWN, OVERWRITING, SWITCHING: by what is found
         (Phase.UNKNOWN, Adopted): Phase.SETTLED,
+        (Phase.SETTLED, Adopted): Phase.SETTLED,
         (Phase.SETTLED, Failed): Phase.UNKNOWN,
         (Phase.SETTLED, Delta): Phase.JOURNALING,
         (Phase.JOURNALING, Logged): Phase.OVERWRITING,

@@ -1,8 +1,8 @@
 """The state file of a local checkpoint: which run and version its files are, and the digest of every tensor.
 
 It lies in `.turnout/state.json` in the checkpoint's folder, where no loader of checkpoints looks, and is only ever
-replaced whole. `switching` says that a full version is being moved into its place: which files still lie beside
-tells how far that came.
+replaced whole. `beside` names the folder from which a full version is being moved into its place: which files still
+lie there tells how far that came.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ Line = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 @dataclass(frozen=True)
 class LocalState:
-    """`files` are the names that the version has in the folder; `step` its train step."""
+    """`files` are the names that the version has in the folder; `step` its train step; `beside` is
+    empty where no switch is under way."""
 
     run_id: str
     version: WeightVersion
     step: int
-    switching: bool
+    beside: str
     files: tuple[str, ...]
     tensors: dict[str, Line]
 

@@ -100,7 +100,7 @@ class LocalCheckpoint:
         self._machine, self._job, self._tensors = HostState(), None, None
         self._local = read_state(self._private / STATE)
         root = self._local.version.root if self._local is not None else None
-        found = Opened(root, self._local is not None and self._local.switching, self._whole_log())
+        found = Opened(root, self._local is not None and self._local.beside != "", self._whole_log())
         try:
             self._feed(found)
             if self._machine.phase is Phase.SETTLED:
@@ -133,7 +133,7 @@ class LocalCheckpoint:
             )
         check_finite(tensors)
         names = tuple(sorted(path.name for path in self.folder.iterdir() if path.is_file()))
-        self._local = LocalState(run_id, known[root], 0, False, names, lines)
+        self._local = LocalState(run_id, known[root], 0, "", names, lines)
         self._feed(Adopted(root))
         self.audit()
 
@@ -162,6 +162,15 @@ class LocalCheckpoint:
         self._job = Job(manifest, fetch)
         self._feed(Anchor(manifest.version.root))
         self.audit()
+
+    def rename(self, manifest: WeightManifest) -> None:
+        """The held weights under the name of another version with the same root."""
+        local = self._settled()
+        check_run(local, manifest)
+        if manifest.version.root != local.version.root:
+            raise InvariantBroken(f"{manifest.version.label} is no other name of {local.version.label}")
+        self._local = replace(local, version=manifest.version, step=manifest.step)
+        self._feed(Adopted(manifest.version.root))
 
     def tensors(self) -> Iterator[HostTensor]:
         """All tensors of what is held, as views that change with the files."""
@@ -253,11 +262,13 @@ class LocalCheckpoint:
     def _settle(self) -> None:
         self._watch(STATE_MOVE)
         assert self._local is not None
-        self._local = replace(self._local, switching=False)
+        self._local = replace(self._local, beside="")
         self._files.write(self._private / STATE, self._local.to_bytes())
 
     def _drop_log(self) -> None:
         self._files.remove(self._private / LOG)
+        if self._machine.phase is Phase.SETTLED:  # else a fetch that was cut off goes on from what came
+            self._files.remove(self._private / INCOMING)
 
     def _fetch(self) -> Event:
         job = self._at_work()
@@ -276,7 +287,9 @@ class LocalCheckpoint:
         manifest = self._at_work().manifest
         lines: dict[str, Line] = {n: (e.dtype, e.shape, e.digest) for n, e in manifest.tensors.items()}
         names = tuple(sorted(manifest.files))
-        self._local = LocalState(manifest.run_id, manifest.version, manifest.step, True, names, lines)
+        self._local = LocalState(
+            manifest.run_id, manifest.version, manifest.step, manifest.directory, names, lines
+        )
         self._files.write(self._private / STATE, self._local.to_bytes())
 
     def _move_files(self) -> Event:
@@ -285,7 +298,7 @@ class LocalCheckpoint:
         local = self._local
         assert local is not None
         self._tensors = None
-        beside = self._private / INCOMING / local.version.directory
+        beside = self._private / INCOMING / local.beside
         for name in local.files:
             if (beside / name).exists():
                 self._files.rename(beside / name, self.folder / name)
@@ -319,7 +332,7 @@ class LocalCheckpoint:
 
     def _incoming(self, manifest: WeightManifest) -> Path:
         """The folder for a version's files; what other versions left there goes."""
-        parent, folder = self._private / INCOMING, self._private / INCOMING / manifest.version.directory
+        parent, folder = self._private / INCOMING, self._private / INCOMING / manifest.directory
         for other in sorted(parent.iterdir()) if parent.is_dir() else []:
             if other != folder:
                 self._files.remove(other)

@@ -1,0 +1,110 @@
+"""`turnout weights follow`: keeps a local checkpoint, and the engine beside it, at the newest version of a store.
+
+Promises: imports neither torch nor transformers; one line for each version and each new fault on stdout; SIGTERM or
+Ctrl-C ends it with 0 after the step under way; exit status 4 where the engine does not prove its weights, 5 where
+store and local checkpoint are not what they should be, 7 after --deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+from turnout.core.errors import ConfigError, Fault
+from turnout.core.version import label_counter
+
+FOLLOWER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def command(argv: list[str]) -> int:
+    """Follows until it is told to end, or until --once or --until is reached."""
+    arguments = _parser().parse_args(argv)
+    asyncio.run(_follow(arguments))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="turnout weights follow", description="Follow a weight store.")
+    add = parser.add_argument
+    add("--store", required=True, help="the trainer's --update-weight-disk-dir: a path or an object store's URL")
+    add("--local-checkpoint", type=Path, required=True, help="folder on this host, kept current in place")
+    add("--engine", help="URL of the engine that loads it; without one only the folder is kept")
+    add("--engine-token-env", metavar="NAME", help="environment variable that holds the engine's admin token")
+    add("--trust-label", action="store_true", help="accept an engine that can only name its weights")
+    add("--poll-interval", type=float, default=1.0, metavar="S", help="between looks at the store (default 1)")
+    add("--engine-deadline", type=float, default=600.0, metavar="S", help="to prove a version (default 600)")
+    add("--follower-id", default=socket.gethostname(), help="names its position in the store (default: host)")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument("--once", action="store_true", help="end when the newest version of now is served")
+    ends.add_argument("--until", metavar="VERSION", help="end when this version or a newer one is served")
+    add("--deadline", type=float, metavar="S", help="of --once and --until; exit status 7 after it")
+    return parser
+
+
+async def _follow(arguments: argparse.Namespace) -> None:
+    from turnout.placement.real import RealClock
+    from turnout.serving.address import parse_address
+    from turnout.transfer.followed_engine import HttpEngine
+    from turnout.transfer.follower import Follower, Phases, Tools
+    from turnout.weights.catalog import StoreReader
+    from turnout.weights.local_checkpoint import LocalCheckpoint
+
+    clock, plan = RealClock(), _plan(arguments)
+    phases = Phases(clock)
+    local = LocalCheckpoint(arguments.local_checkpoint, watch=phases.begin)
+    engine = None
+    if arguments.engine is not None:
+        address, token = parse_address(arguments.engine, "--engine"), _token(arguments.engine_token_env)
+        engine = HttpEngine(address, token, clock, arguments.trust_label)
+    tools = Tools(clock, phases, lambda line: print(line, flush=True))
+    follower = Follower(StoreReader(_depot(arguments.store)), local, engine, plan, tools)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, follower.stop)
+    try:
+        await follower.run()
+    finally:
+        local.close()
+        if engine is not None:
+            await engine.close()
+
+
+def _plan(arguments: argparse.Namespace):  # noqa: ANN202 - imported late
+    from turnout.transfer.follower import NEWEST, FollowPlan
+
+    if not FOLLOWER_ID.fullmatch(arguments.follower_id):
+        raise ConfigError(Fault("--follower-id", arguments.follower_id, "names a file: letters, digits, . _ -"))
+    until = NEWEST if arguments.once else None
+    if arguments.until is not None:
+        digits = arguments.until.removeprefix("v")
+        until = label_counter(arguments.until) or (int(digits) if digits.isdigit() else None)
+        if until is None:
+            raise ConfigError(Fault("--until", arguments.until, "is no version: give its number or its label"))
+    for flag in ("poll_interval", "engine_deadline", "deadline"):
+        value = getattr(arguments, flag)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(Fault(f"--{flag.replace('_', '-')}", str(value), "must be above 0 s"))
+    return FollowPlan(
+        arguments.follower_id, arguments.poll_interval, arguments.engine_deadline, until, arguments.deadline
+    )
+
+
+def _depot(store: str):  # noqa: ANN202 - imported late
+    from turnout.placement.real import DiskStore
+    from turnout.weights.depot import FolderDepot
+
+    return FolderDepot(Path(store), DiskStore())
+
+
+def _token(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    found = os.environ.get(variable)
+    if not found:
+        raise ConfigError(Fault("--engine-token-env", variable, "the environment has no such variable"))
+    return found
