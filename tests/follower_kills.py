@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.follower_world import Fate, World, make_store
+from tests.follower_world import World, make_store
 from tests.published import bits_of
 from turnout.transfer.follower import ATTEST, LOAD
 from turnout.weights.local_checkpoint import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tests.published import Publisher, bits_of, first, moved, with_model
+from tests.published import Publisher, bits_of, first, moved
 from turnout.core.errors import EngineError, WeightError
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
@@ -62,8 +63,7 @@ class Fate:
 
 
 class WorldFiles(HostFiles):
-    """HostFiles that stop where fate says, in the middle of what they do, and remember what is not synced instead of
-    syncing it."""
+    """HostFiles that stop where fate says, in the middle of what they do; a sync is only remembered."""
 
     def __init__(self, fate: Fate, rng: random.Random) -> None:
         self.fate, self.rng = fate, rng
@@ -218,8 +218,9 @@ class WorldDepot(FolderDepot):
 
 
 def _counter(key: str) -> int:
-    digits = "".join(c for c in key.split("/")[0 if "_v" in key else -1].split("-")[0] if c.isdigit())
-    return int(digits) if key.startswith(("weight_v", "PUBLISHED/")) else 0
+    """Of a version's folder or record: its number; 0 for other keys."""
+    found = re.match(r"(?:weight_v|PUBLISHED/)(\d+)", key)
+    return int(found.group(1)) if found else 0
 
 
 class WorldEngine:
@@ -292,7 +293,9 @@ class World:
         phases = Phases(QuietClock(), fate.enter)
         local = LocalCheckpoint(self.host, self.files, phases.begin)
         plan = FollowPlan("host-1", audit_interval=2)
-        return Follower(StoreReader(self.depot), local, self.engine, plan, Tools(QuietClock(), phases, self.lines.append))
+        return Follower(
+            StoreReader(self.depot), local, self.engine, plan, Tools(QuietClock(), phases, self.lines.append)
+        )
 
     def life(self, visible: int, at: int | None = None, power: bool = False) -> Fate:
         """Follows until `visible` is served, or until fate strikes at step `at`."""
@@ -329,7 +332,6 @@ class World:
 def make_store(root: Path, versions: int = 6) -> dict[int, list[HostTensor]]:
     """A store with a full version 1, deltas, and a full version in the middle; the weights by counter."""
     publisher = Publisher(root, first())
-    with_model(root)
     publisher.full()
     for counter in range(2, versions + 1):
         after = moved(publisher.now, counter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,7 +79,9 @@ class Publisher:
         self.history: dict[int, list[HostTensor]] = {0: self.now}
 
     def full(self, tensors: Sequence[HostTensor] | None = None) -> WeightVersion:
-        return self._took(tensors, self.store.publish(tensors if tensors is not None else self.now, 0).version)
+        return self._took(
+            tensors, self.store.publish(tensors if tensors is not None else self.now, 0).version
+        )
 
     def delta(self, tensors: Sequence[HostTensor], encoding: str = "indices") -> WeightVersion:
         changes = deltas(self.now, tensors)
@@ -95,11 +96,3 @@ class Publisher:
 
 def bits_of(tensors: Sequence[HostTensor]) -> dict[str, bytes]:
     return {tensor.name: tensor.bits.tobytes() for tensor in tensors}
-
-
-def with_model(root: Path) -> None:
-    """Adds what an older writer of run.json leaves out."""
-    path = root / "run.json"
-    row = json.loads(path.read_text())
-    if "model" not in row:
-        path.write_text(json.dumps({**row, "model": "m" * 32}))

@@ -1,4 +1,5 @@
-"""`turnout weights ls DIR` and `turnout weights verify DIR`: what a weight store holds, and whether it is whole."""
+"""`turnout weights ls DIR` and `turnout weights verify DIR`: what a weight store holds, and whether it is whole;
+`turnout weights follow` is turnout.cli.weights_follow."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from turnout.core.errors import WeightError
 
 def command(argv: list[str]) -> int:
     """Exit status 0, or that of WeightError where a version is not what its manifest says."""
-    parser = argparse.ArgumentParser(prog="turnout weights", description="Look into a weight store.")
+    if argv[:1] == ["follow"]:
+        from turnout.cli.weights_follow import command as follow
+
+        return follow(argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="turnout weights",
+        description="Look into a weight store.",
+        epilog="turnout weights follow keeps a host at its newest version",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("ls", "list the versions"), ("verify", "read every tensor and compare its digest")):
         commands.add_parser(name, help=text).add_argument(

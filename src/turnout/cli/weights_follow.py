@@ -14,9 +14,14 @@ import re
 import signal
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.version import label_counter
+
+if TYPE_CHECKING:
+    from turnout.transfer.follower import FollowPlan
+    from turnout.weights.depot import Depot
 
 FOLLOWER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -31,12 +36,18 @@ def command(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="turnout weights follow", description="Follow a weight store.")
     add = parser.add_argument
-    add("--store", required=True, help="the trainer's --update-weight-disk-dir: a path or an object store's URL")
+    add(
+        "--store",
+        required=True,
+        help="the trainer's --update-weight-disk-dir: a path or an object store's URL",
+    )
     add("--local-checkpoint", type=Path, required=True, help="folder on this host, kept current in place")
     add("--engine", help="URL of the engine that loads it; without one only the folder is kept")
     add("--engine-token-env", metavar="NAME", help="environment variable that holds the engine's admin token")
     add("--trust-label", action="store_true", help="accept an engine that can only name its weights")
-    add("--poll-interval", type=float, default=1.0, metavar="S", help="between looks at the store (default 1)")
+    add(
+        "--poll-interval", type=float, default=1.0, metavar="S", help="between looks at the store (default 1)"
+    )
     add("--engine-deadline", type=float, default=600.0, metavar="S", help="to prove a version (default 600)")
     add("--follower-id", default=socket.gethostname(), help="names its position in the store (default: host)")
     ends = parser.add_mutually_exclusive_group()
@@ -74,17 +85,21 @@ async def _follow(arguments: argparse.Namespace) -> None:
             await engine.close()
 
 
-def _plan(arguments: argparse.Namespace):  # noqa: ANN202 - imported late
+def _plan(arguments: argparse.Namespace) -> FollowPlan:
     from turnout.transfer.follower import NEWEST, FollowPlan
 
     if not FOLLOWER_ID.fullmatch(arguments.follower_id):
-        raise ConfigError(Fault("--follower-id", arguments.follower_id, "names a file: letters, digits, . _ -"))
+        raise ConfigError(
+            Fault("--follower-id", arguments.follower_id, "names a file: letters, digits, . _ -")
+        )
     until = NEWEST if arguments.once else None
     if arguments.until is not None:
         digits = arguments.until.removeprefix("v")
         until = label_counter(arguments.until) or (int(digits) if digits.isdigit() else None)
         if until is None:
-            raise ConfigError(Fault("--until", arguments.until, "is no version: give its number or its label"))
+            raise ConfigError(
+                Fault("--until", arguments.until, "is no version: give its number or its label")
+            )
     for flag in ("poll_interval", "engine_deadline", "deadline"):
         value = getattr(arguments, flag)
         if value is not None and not 0 < value < float("inf"):
@@ -94,7 +109,7 @@ def _plan(arguments: argparse.Namespace):  # noqa: ANN202 - imported late
     )
 
 
-def _depot(store: str):  # noqa: ANN202 - imported late
+def _depot(store: str) -> Depot:
     from turnout.placement.real import DiskStore
     from turnout.weights.depot import FolderDepot
 

@@ -63,7 +63,7 @@ class Phases:
 
     clock: Clock
     watch: Callable[[str], None] = lambda _: None
-    spent: Counter[str] = field(default_factory=Counter)
+    spent: dict[str, float] = field(default_factory=dict)
     _now: str = ""
     _since: float = 0.0
 
@@ -71,7 +71,7 @@ class Phases:
         """Ends the phase that runs and begins another; "" for none."""
         now = self.clock.now()
         if self._now:
-            self.spent[self._now] += now - self._since
+            self.spent[self._now] = self.spent.get(self._now, 0.0) + now - self._since
         self._now, self._since = phase, now
         self.watch(phase)
 
@@ -131,8 +131,8 @@ class Follower:
             if self._plan.deadline_s is not None and self._clock.now() - begun > self._plan.deadline_s:
                 what = "the version to be served" + (f" ({fault})" if fault else "")
                 raise DeadlineExceeded(what, self._plan.deadline_s)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._plan.poll_interval_s)
+            with suppress(DeadlineExceeded):
+                await self._clock.within(self._plan.poll_interval_s, "an end", self._stop.wait())
 
     async def turn(self) -> str:
         """One look at the store and what follows from it; returns what kept it from the newest version, or ""."""

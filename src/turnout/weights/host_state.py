@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from turnout.core.errors import WeightError
+from turnout.core.errors import ConfigError, Fault
 from turnout.core.version import WeightVersion
 
 FORMAT, FORMAT_VERSION = "turnout-local", 1
@@ -35,15 +35,17 @@ class LocalState:
 
 
 def read_state(path: Path) -> LocalState | None:
-    """The state in a file, None where there is no file; raises WeightError for anything else."""
+    """The state in a file, None where there is no file; raises ConfigError for anything else."""
+    remedy = "give an empty folder: this one can't be trusted"
     try:
         row = json.loads(path.read_bytes())
         if (row.pop("format"), row.pop("format_version")) != (FORMAT, FORMAT_VERSION):
-            raise WeightError(f"{path}: a state of another format; remove the folder to begin again")
+            raise ConfigError(Fault("--local-checkpoint", str(path), "is a state of another format", remedy))
         row["version"], row["files"] = WeightVersion(**row["version"]), tuple(row["files"])
         row["tensors"] = {n: (dtype, tuple(shape), d) for n, (dtype, shape, d) in row["tensors"].items()}
         return LocalState(**row)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as fault:
-        raise WeightError(f"{path}: cannot be read as the state of a local checkpoint: {fault}") from fault
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        reason = f"cannot be read as the state of a local checkpoint: {fault}"
+        raise ConfigError(Fault("--local-checkpoint", str(path), reason, remedy)) from fault

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from turnout.core.errors import InvariantBroken, WeightError
+from turnout.core.errors import ConfigError, Fault, InvariantBroken, WeightError
 from turnout.core.version import WeightVersion
 from turnout.weights.checkpoint_io import INDEX, WEIGHT_SUFFIXES, read_checkpoint
 from turnout.weights.digest import root_digest, tensor_digest
@@ -91,8 +91,8 @@ class LocalCheckpoint:
 
     def open(self) -> str | None:
         """Finds out what is there and finishes what had begun. Returns why what was held counts no longer, None
-        where nothing was lost. May be called again after a fault; raises WeightError where another process holds
-        the folder, and OSError."""
+        where nothing was lost. May be called again after a fault; raises ConfigError where another process holds
+        the folder or its state can't be read, and OSError."""
         if not self._private.is_dir():
             self._private.mkdir(parents=True)
             self._files.sync_path(self.folder)
@@ -117,20 +117,17 @@ class LocalCheckpoint:
 
     def adopt(self, run_id: str, known: Mapping[str, WeightVersion]) -> None:
         """Takes over a model that somebody put into the folder, where its root is one of `known`; nothing where the
-        folder has no weights. Raises WeightError for other weights: they are not ours to overwrite."""
+        folder has no weights. Raises ConfigError for other weights: they are not ours to overwrite."""
         weights = self._weights_here()
         if self._local is not None or not weights:
             return
         if any(path.is_symlink() for path in weights):
-            raise WeightError(f"{self.folder}: its weights are links; give a folder with files of its own")
+            raise _not_ours(self.folder, "its weights are links", "give a folder with files of its own")
         tensors = list(read_checkpoint(self.folder))
         lines = {t.name: (t.dtype, t.shape, tensor_digest(t)) for t in tensors}
         root = root_digest(lines)
         if root not in known:
-            raise WeightError(
-                f"{self.folder} holds weights with the root {root}, which are no version of this store: "
-                "give an empty folder, or one with the model that the run began from"
-            )
+            raise _not_ours(self.folder, f"its weights (root {root}) are no version of this store")
         check_finite(tensors)
         names = tuple(sorted(path.name for path in self.folder.iterdir() if path.is_file()))
         self._local = LocalState(run_id, known[root], 0, "", names, lines)
@@ -139,7 +136,7 @@ class LocalCheckpoint:
 
     def apply(self, manifest: WeightManifest, fetch: Fetch) -> None:
         """Brings the files from `held` to a delta version based on it. Raises WeightError for a version that is not
-        what it should be, with nothing changed; OSError as the disk does: call `open`, then go on."""
+        what it should be, with nothing changed; OSError as the disk does (`open` again where `held` is None)."""
         local = self._settled()
         if manifest.base is None:
             raise WeightError(f"{manifest.version.label} names no base")
@@ -156,9 +153,7 @@ class LocalCheckpoint:
         if self._local is not None:
             check_run(self._local, manifest)
         elif self._weights_here():
-            raise WeightError(
-                f"{self.folder} holds weights that are not ours to replace: give an empty folder"
-            )
+            raise _not_ours(self.folder, "it holds weights that are not ours to replace")
         self._job = Job(manifest, fetch)
         self._feed(Anchor(manifest.version.root))
         self.audit()
@@ -353,5 +348,13 @@ class LocalCheckpoint:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
             lock.close()
-            raise WeightError(f"{self.folder} is kept by another process: {fault.strerror}") from fault
+            raise _not_ours(self.folder, "it is kept by another process", "end that one") from fault
         self._lock = lock
+
+
+def _not_ours(
+    folder: Path,
+    reason: str,
+    remedy: str = "give an empty folder, or one with the model that the run began from",
+) -> ConfigError:
+    return ConfigError(Fault("--local-checkpoint", str(folder), reason, remedy))
