@@ -21,6 +21,7 @@ from turnout.native.loader import library
 from turnout.weights.digest import Sums, element_sums
 
 TILE, DEPTH = 16, 32  # as in native/products.h
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class PackedStorage:
         self._parts: dict[str, Matrix | Slice] = {}
         self._sizes: dict[str, int] = {}
         self._layout(config, shape)
-        self._live = {buffer: self.fresh(buffer) for buffer in self._sizes}
+        self._live = self.fresh_set()
 
     def live(self, buffer: str) -> Tensor:
         return self._live[buffer]
@@ -68,7 +69,11 @@ class PackedStorage:
         return buffer in self._live
 
     def fresh(self, buffer: str) -> Tensor:
-        return torch.empty(self._sizes[buffer], dtype=torch.bfloat16)
+        return _aligned([self._sizes[buffer]])[0]
+
+    def fresh_set(self) -> dict[str, Tensor]:
+        """In one piece of memory: as many small ones, taking the pages costs more than filling them."""
+        return dict(zip(self._sizes, _aligned(list(self._sizes.values()))))
 
     def write(self, buffer: Tensor, name: str, bits: Bits) -> None:
         part = self._parts[name]
@@ -162,3 +167,13 @@ class PackedStorage:
             self._parts[name] = Slice(at, count)
             at += count
         self._sizes[buffer] = at
+
+
+def _aligned(sizes: list[int]) -> list[Tensor]:
+    """bf16 tensors of so many elements, content undefined, each at a multiple of ALIGNMENT bytes, in one allocation
+    of NumPy, which asks for huge pages where torch does not."""
+    spans = [-(-size * 2 // ALIGNMENT) * ALIGNMENT for size in sizes]
+    raw = np.empty(sum(spans) + ALIGNMENT, np.uint8)
+    starts = np.cumsum([-raw.ctypes.data % ALIGNMENT, *spans]).tolist()
+    whole = torch.from_numpy(raw)
+    return [whole[at : at + size * 2].view(torch.bfloat16) for at, size in zip(starts, sizes)]

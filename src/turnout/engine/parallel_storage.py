@@ -87,6 +87,9 @@ class ParallelStorage:
         weakref.finalize(made, self._weights.forgotten.append, made.key)
         return made
 
+    def fresh_set(self) -> dict[str, ShardedBuffer]:
+        return {buffer: self.fresh(buffer) for buffer in {spec.buffer for spec in self.specs.values()}}
+
     def write(self, buffer: ShardedBuffer, name: str, bits: Bits) -> None:
         shape = self.specs[name].shape
         whole = bits.reshape(shape)

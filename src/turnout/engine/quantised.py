@@ -78,6 +78,9 @@ class QuantisedStorage:
             return self._plain.fresh(buffer)
         return Slot(empty(torch.Size(self.specs[buffer].shape), self._scheme))
 
+    def fresh_set(self) -> dict[str, Tensor | Slot]:
+        return {buffer: self.fresh(buffer) for buffer in {spec.buffer for spec in self.specs.values()}}
+
     def write(self, buffer: Tensor | Slot, name: str, bits: Bits) -> None:
         if not isinstance(buffer, Slot):
             self._plain.write(buffer, name, bits)

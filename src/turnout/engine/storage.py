@@ -42,6 +42,10 @@ class Storage(Protocol):
         """A new buffer of the right size, its content undefined."""
         ...
 
+    def fresh_set(self) -> dict[str, Buffer]:
+        """All buffers new, for an update of every tensor: a storage may take their memory at once."""
+        ...
+
     def write(self, buffer: Buffer, name: str, bits: Bits) -> None: ...
     def read(self, buffer: Buffer, name: str) -> Bits:
         """The tensor's bits: a view where the layout allows it, else a copy."""
@@ -85,6 +89,9 @@ class ModuleStorage:
     def fresh(self, buffer: str) -> Tensor:
         live = self._parameters[buffer].data
         return torch.empty(live.shape, dtype=live.dtype)
+
+    def fresh_set(self) -> dict[str, Tensor]:
+        return {buffer: self.fresh(buffer) for buffer in self._parameters}
 
     def write(self, buffer: Tensor, name: str, bits: Bits) -> None:
         np.copyto(self.read(buffer, name), bits)

@@ -67,7 +67,7 @@ class LiveWeights:
             manifest = load_manifest(folder)
             if manifest.kind != "full":
                 raise WeightError(f"{folder}: holds a {manifest.kind} version; a full one is needed")
-        staging = Staging(self, may_round)
+        staging = Staging(self, may_round, whole=True)
         try:
             for tensor in read_checkpoint(folder):
                 staging.add(tensor)
@@ -119,10 +119,11 @@ class LiveWeights:
 
 
 class Staging:
-    """One update while its tensors come in, in any order and any buckets; then `seal`."""
+    """One update while its tensors come in, in any order and any buckets; then `seal`. `whole`: all are to come."""
 
-    def __init__(self, weights: LiveWeights, may_round: bool = False) -> None:
+    def __init__(self, weights: LiveWeights, may_round: bool = False, whole: bool = False) -> None:
         self._weights, self._storage, self._may_round = weights, weights.storage, may_round
+        self._fresh = self._storage.fresh_set() if whole else {}
         self._buffers: dict[str, Buffer] = {}
         self._given: dict[str, str] = {}  # name -> dtype as given
         self._faults: list[str] = []
@@ -139,7 +140,10 @@ class Staging:
         spec = self._storage.specs[tensor.name]
         buffer = self._buffers.get(spec.buffer)
         if buffer is None:
-            buffer = self._buffers[spec.buffer] = self._storage.fresh(spec.buffer)
+            buffer = self._fresh.pop(spec.buffer, None)
+            if buffer is None:
+                buffer = self._storage.fresh(spec.buffer)
+            self._buffers[spec.buffer] = buffer
         bits = converted(tensor, spec.dtype).bits
         twin = next(
             (n for names in self._storage.tied if tensor.name in names for n in names if n in self._given),

@@ -22,10 +22,11 @@ void turnout_pack(const uint16_t *from, int64_t n, int64_t k, int64_t first, int
         uint16_t *block = to + (first + b * step) * depth * BLOCK;
         int64_t rows = n - b * TILE < TILE ? n - b * TILE : TILE;
         if (rows < TILE || k % DEPTH) memset(block, 0, (size_t)(depth * BLOCK) * 2);
-        for (int64_t r = 0; r < rows; r++) {
-            const uint16_t *row = from + (b * TILE + r) * k;
-            for (int64_t i = 0; i < k; i++) block[(i / 2) * (TILE * 2) + r * 2 + i % 2] = row[i];
-        }
+        const uint16_t *rows_of = from + b * TILE * k;
+        for (int64_t i = 0; i + 1 < k; i += 2) /* a pair of inputs of one row at a time: whole lines are written */
+            for (int64_t r = 0; r < rows; r++) memcpy(block + i * TILE + r * 2, rows_of + r * k + i, 4);
+        if (k % 2)
+            for (int64_t r = 0; r < rows; r++) block[(k - 1) * TILE + r * 2] = rows_of[r * k + k - 1];
     }
 }
 

@@ -7,11 +7,14 @@ subnormals keep their patterns.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from turnout.native.loader import library
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -19,6 +22,7 @@ ITEM_BYTES = {
     "F32": 4, "I32": 4, "U32": 4,
     "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
+_MASKED = {2: ctypes.c_uint16, 4: ctypes.c_uint32}
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -54,6 +58,13 @@ def nonfinite_count(tensor: HostTensor) -> int:
     if mask is None:
         return 0
     typed = tensor.bits.dtype.type(mask)
+    native = library()
+    if native is not None and typed.itemsize in _MASKED:
+        kind = _MASKED[typed.itemsize]
+        call = getattr(native, f"turnout_masked_u{typed.itemsize * 8}")
+        call.restype = ctypes.c_int64
+        bits = np.ascontiguousarray(tensor.bits)
+        return int(call(ctypes.c_void_p(bits.ctypes.data), ctypes.c_int64(bits.size), kind(mask)))
     return int(np.count_nonzero((tensor.bits & typed) == typed))
 
 
