@@ -101,6 +101,20 @@ def overwrite_all(pairs: Sequence[tuple[Bits, Change]]) -> list[Sums]:
     return [_reference_overwrite(target, change) for target, change in pairs]
 
 
+def ascending(positions: Positions, elements: int) -> bool:
+    """Whether positions [count] ascend strictly, and inside a tensor of so many elements."""
+    native = library()
+    if native is not None:
+        sizes = (
+            ctypes.c_int64(positions.size),
+            ctypes.c_int64(positions.itemsize == 8),
+            ctypes.c_int64(elements),
+        )
+        return bool(native.turnout_ascending(pointer(positions), *sizes))
+    inside = positions.size == 0 or (positions[0] >= 0 and positions[-1] < elements)
+    return bool(inside and np.all(positions[1:] > positions[:-1]))
+
+
 def _outside(change: Change) -> WeightError:
     return WeightError(f"{change.name}: positions outside the tensor")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnout.core.errors import WeightError
-from turnout.weights.changes import Bits, Change, position_type
+from turnout.weights.changes import Bits, Change, ascending, position_type
 from turnout.weights.codecs.codec import Bytes, Decode, Encoded, Head
 from turnout.weights.tensors import ITEM_BYTES, UNSIGNED
 
@@ -34,11 +34,10 @@ class Indices:
 def _decode(part: Bytes, head: Head, base: Bits | None) -> Change:  # noqa: ARG001 - the new bits are all here
     elements, width = math.prod(head.shape), ITEM_BYTES[head.dtype]
     kind = np.dtype(position_type(elements))
-    if part.size != head.count * (kind.itemsize + width):
+    if head.count < 0 or part.size != head.count * (kind.itemsize + width):
         raise WeightError(f"{head.name}: {part.size} bytes for {head.count} changes")
     split = head.count * kind.itemsize
     positions, bits = part[:split].copy().view(kind), part[split:].copy().view(UNSIGNED[width])
-    inside = head.count == 0 or (positions[0] >= 0 and positions[-1] < elements)
-    if not inside or np.any(positions[1:] <= positions[:-1]):
+    if not ascending(positions, elements):
         raise WeightError(f"{head.name}: positions outside the tensor, or not ascending")
     return Change(head.name, head.dtype, head.shape, positions, bits)

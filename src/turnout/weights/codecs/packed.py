@@ -64,7 +64,7 @@ class Packed:
             elements, width = math.prod(head.shape), ITEM_BYTES[head.dtype]
             if base is None or base.shape != (elements,) or base.dtype != UNSIGNED[width]:
                 raise WeightError(f"{head.name}: the base is not {head.dtype} of {elements} elements")
-            if head.count > elements or bool(head.count) != bool(part.size):
+            if not 0 <= head.count <= elements or bool(head.count) != bool(part.size):
                 raise WeightError(f"{head.name}: {part.size} bytes for {head.count} changes of {elements}")
             positions, bits = np.zeros(head.count, position_type(elements)), np.zeros(head.count, base.dtype)
             if head.count:
