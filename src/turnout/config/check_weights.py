@@ -52,4 +52,16 @@ def engine_applies_deltas(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--update-weight-mode", "delta", reason, remedy)
 
 
-WEIGHT_CHECKS = (pair_is_legal, encoding_is_used, engine_applies_deltas)
+def quantised_engines(c: RunConfig) -> Iterator[Fault]:
+    if c.engine_quantization == "none":
+        return
+    if c.update_weight_mode == "delta":
+        reason = "a quantised engine does not hold the state that a delta is relative to"
+        remedy = "use --update-weight-mode full, or a follower beside the engine"
+        yield Fault("--engine-quantization", c.engine_quantization, reason, remedy)
+    if c.rollout_num_gpus_per_engine > 1:
+        reason = "is not served over several ranks"
+        yield Fault("--engine-quantization", c.engine_quantization, reason, "use one rank per engine")
+
+
+WEIGHT_CHECKS = (pair_is_legal, encoding_is_used, engine_applies_deltas, quantised_engines)

@@ -47,6 +47,16 @@ REFUSED = [
         "--update-weight-encoding",
         "a group carries positions and values",
     ),
+    (
+        ["--engine-quantization", "int8", "--update-weight-mode", "delta"],
+        "--engine-quantization",
+        "does not hold the state",
+    ),
+    (
+        ["--engine-quantization", "fp8", "--rollout-num-gpus-per-engine", "2"],
+        "--engine-quantization",
+        "several ranks",
+    ),
     ([*STOCK, "--update-weight-mode", "delta"], "--update-weight-mode", "a stock SGLang applies no deltas"),
     ([*STOCK, "--rollout-num-gpus-per-engine", "2"], "--rollout-num-gpus-per-engine", "several ranks"),
     (["--no-num-rollout"], "--num-rollout", "no end"),
