@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor
+from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor, converted
 
 ODD_SHAPES: dict[str, tuple[int, ...]] = {
     "scalar": (),
@@ -32,6 +32,31 @@ def model(seed: int = 0) -> list[HostTensor]:
     named = [host(f"{dtype}.{name}", dtype, shape, seed)
              for dtype in ("BF16", "F32", "U8") for name, shape in ODD_SHAPES.items()]  # fmt: skip
     return [*named, host("head", "BF16", (8, 8), seed)]
+
+
+def finite(name: str, dtype: str, shape: tuple[int, ...], seed: int) -> HostTensor:
+    """Normal values, none of them NaN or infinite; BF16 or F32."""
+    values = np.random.default_rng([seed, len(name)]).standard_normal(shape).astype(np.float32)
+    return converted(HostTensor(name, "F32", shape, values.reshape(-1).view(np.uint32)), dtype)
+
+
+def finite_model(seed: int = 0) -> list[HostTensor]:
+    """Tensors as a trainer exports them: bf16, a float32 router, a scalar, an empty one; 553 elements."""
+    shapes = {
+        "embed": ("BF16", (32, 16)),
+        "router": ("F32", (4, 8)),
+        "norm": ("BF16", (8,)),
+        "scalar": ("BF16", ()),
+        "empty": ("F32", (0, 4)),
+    }
+    return [finite(name, dtype, shape, seed) for name, (dtype, shape) in shapes.items()]
+
+
+def touched(tensors: list[HostTensor], name: str, at: int, bits: int) -> list[HostTensor]:
+    """Copies, with one element of one tensor replaced."""
+    copies = [HostTensor(t.name, t.dtype, t.shape, t.bits.copy()) for t in tensors]
+    next(t for t in copies if t.name == name).bits[at] = bits
+    return copies
 
 
 def as_rows(tensors: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -24,10 +24,14 @@ from turnout.transfer.updater import Transport
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.digest import root_of
+from turnout.weights.manifest import FORMAT, FORMAT_VERSION
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import narrowed
 
-DELTA_FORMATS = {"disk": "delta", "group": DELTA_BUCKET}  # what an engine must announce, by transport
+DELTA_FORMATS = {  # what an engine must announce, by transport
+    "disk": f"{FORMAT}/{FORMAT_VERSION}",
+    "group": DELTA_BUCKET,
+}
 
 
 @dataclass(frozen=True)

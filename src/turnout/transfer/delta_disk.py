@@ -1,7 +1,8 @@
 """Deltas through a shared directory: what changed since the last committed version is published, engines apply it.
 
-Promises: a delta is relative to the last committed version, never to one that was aborted; a version is written in
-full where the base cannot be compared, and where its delta would take more than half of a full version.
+Promises: a delta is relative to the last committed version, never to one that was aborted; turnout.weights.anchors
+says, from what the store holds and what changed, whether a version is a delta, gets an anchor beside it once it is
+committed, or is full; it is full where the base cannot be compared.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.transfer.delta_base import DeltaBase
-from turnout.transfer.disk import VERSIONS_KEPT, DiskTransport
+from turnout.transfer.disk import DiskTransport
 from turnout.transfer.snapshot import Survey
 from turnout.transfer.updater import Export, Ready
+from turnout.weights.anchors import DeltaSize, NextForm, next_form
 from turnout.weights.store import Published, WeightStore
 
 log = logging.getLogger(__name__)
@@ -31,19 +33,17 @@ class DeltaDiskTransport(DiskTransport):
         super().__init__(store, clock, keep_all)
         self.base, self._encoding = base, encoding
         self._bytes_per_change: float | None = None  # of the last delta
-        self._anchors: list[int] = []  # committed full versions
+        self._anchor_of: tuple[Export, int] | None = None  # export and train step, where one is due
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
         work = asyncio.to_thread(self._publish, export, train_step)
         return await self.clock.within(deadline_s, "the weights to be written", work)
 
     async def committed(self, version: WeightVersion) -> None:
-        """Deltas stay that lead on from the older of the two newest full versions, all where there are not two."""
         await asyncio.to_thread(self.base.committed, version)
-        if self.load_format == "auto":
-            self._anchors = [*self._anchors, version.counter][-VERSIONS_KEPT:]
-        if len(self._anchors) == VERSIONS_KEPT and not self._keep_all:
-            await asyncio.to_thread(self.store.prune, set(range(self._anchors[0], version.counter + 1)))
+        if self._anchor_of is not None:
+            (export, step), self._anchor_of = self._anchor_of, None
+            await asyncio.to_thread(self.store.publish_anchor, export(), version, step)
 
     async def aborted(self, version: WeightVersion) -> None:
         await super().aborted(version)
@@ -51,18 +51,20 @@ class DeltaDiskTransport(DiskTransport):
 
     def _publish(self, export: Export, train_step: int) -> Ready:
         found = self.base.survey(export)
-        expected = self._delta_bytes(found)
-        full = not self.base.snapshot.comparable or 2 * expected > found.nbytes
-        if full:
-            log.info(
-                "the next version is full: a delta would take about %d of %d bytes", expected, found.nbytes
-            )
-            made = self.store.publish(export(), train_step)
-        else:
-            made = self._publish_delta(export, found, train_step)
+        form = self._form(found)
+        self._anchor_of = (export, train_step) if form is NextForm.ANCHORED else None
+        full = form is NextForm.FULL
+        made = (
+            self.store.publish(export(), train_step)
+            if full
+            else self._publish_delta(export, found, train_step)
+        )
         if made.version.root != found.root:
             raise WeightError(f"{made.version.label} is not what was looked at: was it trained meanwhile?")
         self.load_format = "auto" if full else "delta"
+        log.info(
+            "%s is %s: %d of %d elements changed", made.version.label, form, found.changed, found.elements
+        )
         density = 1.0 if full else found.density
         return Ready(made.version, made.bytes, made.folder, "" if full else self._encoding, density)
 
@@ -72,6 +74,13 @@ class DeltaDiskTransport(DiskTransport):
         if found.changed:
             self._bytes_per_change = made.bytes / found.changed
         return made
+
+    def _form(self, found: Survey) -> NextForm:
+        if not self.base.snapshot.comparable:
+            return NextForm.FULL
+        roots = self.base.version.root, self.base.start.root
+        size = DeltaSize(self._delta_bytes(found), found.changed)
+        return next_form(self.store.versions(), roots, found.nbytes, size)
 
     def _delta_bytes(self, found: Survey) -> int:
         if self._bytes_per_change is not None:

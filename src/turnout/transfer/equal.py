@@ -40,15 +40,24 @@ class EqualityChecked:
     ) -> dict[str, Attestation | Exception]:
         end = self._clock.now() + deadline_s
         found = await self.inner.activate(ready, engines, deadline_s)
+        if not any(engine.stages and isinstance(found[engine.engine_id], Attestation) for engine in engines):
+            return found
+
+        def left() -> float:
+            return max(0.001, end - self._clock.now())
+
         work = asyncio.to_thread(lambda: root_of(self._export()))
-        root = await self._clock.within(end - self._clock.now(), "the trainer's weights to be digested", work)
+        try:
+            root = await self._clock.within(left(), "the trainer's weights to be digested", work)
+        except DeadlineExceeded as fault:
+            return {engine.engine_id: fault for engine in engines}
 
         async def checked(engine: EngineClient) -> Attestation | Exception:
             outcome = found[engine.engine_id]
             if isinstance(outcome, Exception) or not engine.stages:
                 return outcome
             try:
-                live = await EngineWeights(engine).live_root(max(0.001, end - self._clock.now()))
+                live = await EngineWeights(engine).live_root(left())
             except (EngineError, DeadlineExceeded) as fault:
                 return fault
             if live != root:
