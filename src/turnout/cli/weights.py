@@ -1,5 +1,5 @@
 """`turnout weights ls DIR` and `turnout weights verify DIR`: what a weight store holds, and whether it is whole;
-`turnout weights follow` is turnout.cli.weights_follow."""
+`turnout weights follow` is turnout.cli.weights_follow, `turnout weights map` turnout.cli.weights_map."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ def command(argv: list[str]) -> int:
         from turnout.cli.weights_follow import command as follow
 
         return follow(argv[1:])
+    if argv[:1] == ["map"]:
+        from turnout.cli.weights_map import command as show_map
+
+        return show_map(argv[1:])
     parser = argparse.ArgumentParser(
         prog="turnout weights",
         description="Look into a weight store.",
-        epilog="turnout weights follow keeps a host at its newest version",
+        epilog="turnout weights follow keeps a host at its newest version; map RUN.yaml tells what ranks hold",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("ls", "list the versions"), ("verify", "read every tensor and compare its digest")):

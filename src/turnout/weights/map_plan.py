@@ -82,7 +82,8 @@ def plan(found: WeightMap, bucket_bytes: int, distance: Distance = lambda _sourc
         chosen[key] = [_move(key, size[key], need.holders[at], tuple(to)) for at, to in groups.items()]
     buckets: dict[int, list[list[Move]]] = {rank: [] for rank in sent}
     held = dict.fromkeys(sent, 0)
-    for key in needs:
+    order = {param.name: number for number, param in enumerate(found.model.params)}
+    for key in sorted(needs, key=lambda k: (order[k[0]], k[1])):
         for move in chosen[key]:
             mine = buckets[move.source]
             if not mine or held[move.source] + move.nbytes > bucket_bytes:

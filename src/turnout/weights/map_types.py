@@ -7,7 +7,8 @@ the place where it begins in the rank's own tensor, and of padding. A block is o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from turnout.core.errors import WeightError
 
@@ -203,6 +204,9 @@ class RolloutTopology:
         return found
 
 
+T = TypeVar("T", TrainTopology, RolloutTopology)
+
+
 def volume(block: Block) -> int:
     return math.prod(count for _, count in block)
 
@@ -262,13 +266,14 @@ def _sizes(
     return found
 
 
-def parse(text: str, kind: type[TrainTopology] | type[RolloutTopology]) -> TrainTopology | RolloutTopology:
-    """A topology from `tp=2,pp=1,layout=sglang`; `block=128x128`. Raises WeightError for an unknown name."""
+def parse(text: str, base: T) -> T:
+    """`base` with other sizes, from `tp=2,pp=1,layout=sglang`; `block=128x128`. Raises WeightError for an unknown
+    name or a value that is none."""
     values: dict[str, object] = {}
     for item in filter(None, text.split(",")):
         name, _, value = item.partition("=")
-        if name not in kind.__dataclass_fields__:
-            raise WeightError(f"{item}: no such size; there are {', '.join(kind.__dataclass_fields__)}")
+        if name not in base.__dataclass_fields__:
+            raise WeightError(f"{item}: no such size; there are {', '.join(base.__dataclass_fields__)}")
         if name == "block":
             rows, _, columns = value.partition("x")
             values[name] = (_count(rows, item), _count(columns, item))
@@ -276,7 +281,7 @@ def parse(text: str, kind: type[TrainTopology] | type[RolloutTopology]) -> Train
             values[name] = value
         else:
             values[name] = _count(value, item)
-    return kind(**values)  # type: ignore[arg-type]
+    return replace(base, **values)
 
 
 def _count(text: str, item: str) -> int:

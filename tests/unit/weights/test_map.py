@@ -305,10 +305,11 @@ def test_names_resolve_both_ways_and_against_what_a_side_says():
 
 
 def test_a_topology_is_read_from_text():
-    assert parse("tp=2,layout=sglang,block=128x64", RolloutTopology) == RolloutTopology(
-        tp=2, layout="sglang", block=(128, 64)
+    base = RolloutTopology(3, dtype="BF16")
+    assert parse("tp=2,layout=sglang,block=128x64", base) == RolloutTopology(
+        3, 2, layout="sglang", dtype="BF16", block=(128, 64)
     )
-    assert parse("dp=2,fsdp=1", TrainTopology) == TrainTopology(dp=2, fsdp=True)
+    assert parse("dp=2,fsdp=1", TrainTopology()) == TrainTopology(dp=2, fsdp=True)
     for text, message in (("tq=2", "no such size; there are dp, tp"), ("tp=two", "no whole number")):
         with pytest.raises(WeightError, match=message):
-            parse(text, TrainTopology)
+            parse(text, TrainTopology())
