@@ -1,7 +1,7 @@
 """Versions through a shared directory: a full checkpoint is published, every engine stages it, then serves it.
 
-Promises: a version is written whole or not at all; retention keeps the two newest committed versions, which all
-live engines have passed.
+Promises: a version is written whole or not at all; what nobody needs any more is removed after a commit
+(turnout.weights.retention).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from turnout.transfer.updater import Export, Ready
 from turnout.weights.loadable import check_loadable
 from turnout.weights.store import WeightStore
 
-VERSIONS_KEPT = 2
 T = TypeVar("T")
 
 
@@ -30,7 +29,6 @@ class DiskTransport:
     def __init__(self, store: WeightStore, clock: Clock, keep_all: bool = False) -> None:
         self.store, self.clock = store, clock
         self._keep_all = keep_all
-        self._kept: list[int] = []
         self._prepared: dict[str, str] = {}  # by engine, the set that it staged
         self.load_format = "auto"  # of the version published last
 
@@ -76,10 +74,8 @@ class DiskTransport:
         return await _each(engines, put)
 
     async def committed(self, version: WeightVersion) -> None:
-        self._kept.append(version.counter)
         if not self._keep_all:
-            self._kept = self._kept[-VERSIONS_KEPT:]
-            await asyncio.to_thread(self.store.prune, set(self._kept))
+            await asyncio.to_thread(self.store.retain, version, self.clock.now())
 
     async def aborted(self, version: WeightVersion) -> None:
         """Engines drop a prepared set by themselves, at the next one or after their own deadline."""

@@ -55,6 +55,19 @@ class Catalog:
         """Whether a folder's version is on record: the very same, by content."""
         return self.records.get(manifest.version.counter) == manifest.version
 
+    def useless(self, committed: WeightVersion) -> list[str]:
+        """This run's folders that no reader may take: of abandoned versions, and of those that never got a record,
+        as after a kill. One newer than `committed` may still get it."""
+        return [
+            m.directory
+            for m in self.versions
+            if m.run_id == self.identity.run_id
+            and (
+                self.lineage.abandoned(m.version)
+                or (m.version.counter < committed.counter and not self.published(m))
+            )
+        ]
+
     def removed(self, version: WeightVersion) -> bool:
         """Whether a version had a folder once and has none any more: it was published, and a newer one shows."""
         newer = any(manifest.version.counter > version.counter for manifest in self.versions)
@@ -79,6 +92,7 @@ class StoreReader:
         sizes = self.depot.sizes()
         identity = identity_of(self._row(RUN), self.depot.name)
         folders = {key.split("/")[0] for key in sizes if _is_version(key)}
+        self._known = {folder: known for folder, known in self._known.items() if folder in folders}
         found = (self._manifest(folder, sizes) for folder in sorted(folders))
         versions = sorted((m for m in found if m is not None), key=lambda m: m.version.counter)
         records = [version_of(self._row(key), key) for key in _within(sizes, RECORDS)]

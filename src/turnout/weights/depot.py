@@ -1,8 +1,9 @@
-"""Where a reader finds a store: a folder or an object store, behind the same few calls.
+"""Where the files of a store lie: in a folder or an object store, behind the same few calls.
 
 Keys are paths relative to the root of the store, with "/" between their parts. Promises: a key that can be read has
-its whole content; every call ends within its deadline, and raises WeightError, naming depot and key, where it
-fails. Calls block.
+its whole content; of all who create a key once, one is told that it has, also where the answer to its write was
+lost; every call ends within its deadline, and raises WeightError, naming depot and key, where it fails.
+Calls block.
 
 What a reader may rely on: all files of a version's folder but DONE are complete once DONE is there, and no file of
 a version ever changes; a folder can be removed (turnout.weights.retention) while somebody reads it, which then
@@ -34,6 +35,11 @@ class Depot(Protocol):
 
     def read(self, key: str) -> bytes | None:
         """A small file's content; None where there is none."""
+        ...
+
+    def create_once(self, key: str, data: bytes) -> bool:
+        """Whether the key is there with this very content, which no other writer has (it carries a write id);
+        False where it is another's."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
@@ -71,6 +77,19 @@ class FolderDepot:
                 return self._files.read(self.root / key)
             except FileNotFoundError:
                 return None
+
+    def create_once(self, key: str, data: bytes) -> bool:
+        with self._told(key):
+            try:
+                if self._files.create_once(self.root / key, data):
+                    return True
+            except OSError as fault:
+                # The link may be there and its answer lost, as with a server of NFS that went and came back.
+                found = self.read(key)
+                if found is None:
+                    raise fault from None
+                return found == data
+            return self.read(key) == data
 
     def put(self, key: str, data: bytes) -> None:
         with self._told(key):

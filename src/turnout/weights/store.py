@@ -23,16 +23,20 @@ from turnout.core.errors import WeightError
 from turnout.core.ports import Store
 from turnout.core.rng import IdSource, random_id
 from turnout.core.version import WeightVersion
-from turnout.weights.catalog import RECORDS, Identity
+from turnout.weights.catalog import FOLLOWERS, INCARNATIONS, RECORDS, Identity, StoreReader, version_of
 from turnout.weights.checkpoint_io import Written, copy_assets, write_checkpoint
 from turnout.weights.delta_io import TensorDelta, write_delta
-from turnout.weights.manifest import ANCHOR, DELTA, FULL, VERSION, WeightManifest, complete_versions, seal
+from turnout.weights.depot import FolderDepot
+from turnout.weights.manifest import ANCHOR, DELTA, FULL, VERSION, WeightManifest, seal
 from turnout.weights.ownership import Ownership
+from turnout.weights.retention import FollowerWatch, Holders, removable
 from turnout.weights.tensors import HostTensor
 from turnout.weights.verify import file_checksum
 
 _FOLDER = re.compile(r"(?:weight|anchor|fold)_v(?:\d{6,}-v)?(\d{6,})")
 _RECORD = re.compile(r"(\d{6,})\.json")
+FOLLOWER_EXPIRY_S = 3600.0
+PINS = 2  # as many checkpoints as a run keeps
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,12 @@ class WeightStore:
     ) -> None:
         self.root, self._files, self._assets, self._shard_bytes = root, files, assets, shard_bytes
         self._ids = ids
-        self._owner = Ownership(root, files)
+        depot = FolderDepot(root, files)
+        self._owner, self._reader = Ownership(depot), StoreReader(depot)
         self._topology: dict[str, Any] = {}
+        self._committed: set[int] = set()
+        self._pins: list[WeightVersion] = []
+        self.followers = FollowerWatch(FOLLOWER_EXPIRY_S)
 
     def open(
         self,
@@ -83,10 +91,13 @@ class WeightStore:
         it, or where its files cannot be read or written."""
         self._topology = {} if topology is None else topology
         with self._told("cannot be opened"):
+            (self.root / RECORDS).mkdir(parents=True, exist_ok=True)
             config = self._assets / "config.json"
             model = file_checksum(config) if config.is_file() else ""
             self._owner.join(Identity(run_id, model, base_root), incarnation, start, self._ids())
-            self._owner.sweep()
+            self._sweep()
+        found = self._reader.look()
+        self._committed = {n for n, version in found.records.items() if not found.lineage.abandoned(version)}
 
     def newest_counter(self) -> int:
         """The highest counter ever given out here, 0 where there is none."""
@@ -124,17 +135,33 @@ class WeightStore:
         return version
 
     def versions(self) -> list[WeightManifest]:
-        """The complete versions, oldest first; an incomplete folder is left out."""
-        return complete_versions(self.root)
+        """The complete folders of published versions that are not abandoned, by counter."""
+        return self._reader.look().usable()
 
-    def prune(self, keep: set[int]) -> list[int]:
-        """Removes every version folder whose counter is not in `keep`; returns the counters removed."""
-        matches = [_FOLDER.fullmatch(name) for name in self._files.names(self.root)]
-        gone = [int(match.group(1)) for match in matches if match and int(match.group(1)) not in keep]
+    def pin(self, version: WeightVersion) -> None:
+        """A checkpoint goes on from this version: of the last two such, nothing that makes them is removed."""
+        self._pins = [*self._pins, version][-PINS:]
+
+    def retain(
+        self, committed: WeightVersion, now: float, engines: Iterable[WeightVersion] = ()
+    ) -> list[str]:
+        """Removes what nobody needs any more (turnout.weights.retention) and returns the folders. Every required
+        engine has attested `committed`; `engines` are what slower ones have. `now` is monotonic, in seconds."""
+        self._committed.add(committed.counter)
         with self._told("an old version cannot be removed"):
             self._owner.check()
-            for counter in gone:
-                self._files.remove_tree(self.root / f"weight_v{counter:06d}")
+            found = self._reader.look()
+            live = self.followers.live(found.followers, now)
+            holders = Holders(
+                self._owner.identity.base_root,
+                frozenset(self._committed),
+                (committed, *engines),
+                tuple(version_of(found.followers[name], f"{FOLLOWERS}/{name}") for name in live),
+                tuple(self._pins),
+            )
+            gone = [*found.useless(committed), *removable(found.usable(), holders)]
+            for folder in gone:
+                self._files.remove_tree(self.root / folder)
         return gone
 
     def _in_full(self, tensors: Iterable[HostTensor]) -> Callable[[Path], Written]:
@@ -191,6 +218,13 @@ class WeightStore:
         )
         seal(staged, made)
         return made
+
+    def _sweep(self) -> None:
+        """Removes what an interrupted write or removal left."""
+        for folder in (self.root, *(self.root / name for name in (RECORDS, INCARNATIONS, FOLLOWERS))):
+            for name in self._files.names(folder):
+                if ".tmp-" in name or name.startswith(".removed-"):
+                    self._files.remove_tree(folder / name)
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -25,7 +25,8 @@ from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_io import TensorDelta
 from turnout.weights.depot import FolderDepot
 from turnout.weights.digest import root_of, tensor_digest
-from turnout.weights.manifest import load_manifest
+from turnout.weights.manifest import complete_versions, load_manifest
+from turnout.weights.retention import FollowerWatch
 from turnout.weights.store import Published, WeightStore
 from turnout.weights.tensors import HostTensor
 from turnout.weights.verify import verify
@@ -136,30 +137,57 @@ def test_the_counter_is_the_highest_of_folders_and_records(tmp_path: Path) -> No
     assert store.newest_counter() == 1_000_009
 
 
-def test_a_pruned_counter_is_not_given_out_again(tmp_path: Path) -> None:
+def test_a_removed_counter_is_not_given_out_again(tmp_path: Path) -> None:
     store = opened(tmp_path / "w")
-    for step in range(3):
-        store.publish(model(step), step)
-    assert store.prune({3}) == [1, 2]
-    assert store.prune(set()) == [3]
-    assert [m.version.counter for m in store.versions()] == []
-    assert store.publish(model(), 4).version.counter == 4
+    gone = [store.retain(store.publish(model(step), step).version, 0.0) for step in range(4)]
+    assert gone == [[], [], ["weight_v000001"], ["weight_v000002"]]
+    for left in ("weight_v000003", "weight_v000004"):
+        shutil.rmtree(tmp_path / "w" / left)
+    assert store.versions() == []
+    assert store.publish(model(), 4).version.counter == 5
 
 
-def test_prune_keeps_what_it_is_told_and_touches_nothing_else(tmp_path: Path) -> None:
+def test_what_engines_followers_and_checkpoints_need_stays(tmp_path: Path) -> None:
     store = opened(tmp_path / "w")
-    for step in range(4):
-        store.publish(model(step), step)
+    versions = [store.publish(model(0), 0).version]
+    for step in range(1, 6):
+        versions.append(delta_of(store, versions[-1], model(step - 1), model(step)).version)
+        if step in (2, 4):
+            store.publish_anchor(model(step), versions[-1], step)
     (tmp_path / "w" / "weight_notes").mkdir()
-    assert store.prune({2, 4, 99}) == [1, 3]
-    assert names(tmp_path / "w") == [
-        "INCARNATIONS",
-        "PUBLISHED",
-        "run.json",
-        "weight_notes",
-        "weight_v000002",
-        "weight_v000004",
-    ]
+    store = opened(tmp_path / "w")
+    depot = FolderDepot(tmp_path / "w", DiskStore())
+    at = versions[3]
+    depot.put(
+        "followers/far.json", json.dumps({"counter": at.counter, "root": at.root, "incarnation": 3}).encode()
+    )
+    store.pin(versions[1])
+    store.followers = FollowerWatch(100.0)
+    assert store.retain(versions[5], 0.0) == ["weight_v000003"]
+    store.pin(versions[5])
+    store.pin(versions[5])
+    assert store.retain(versions[5], 99.0) == ["weight_v000001", "weight_v000002"]
+    assert store.retain(versions[5], 101.0) == ["weight_v000004", "weight_v000005"]
+    left = [name for name in names(tmp_path / "w") if "_v" in name]
+    assert left == ["anchor_v000003", "anchor_v000005", "weight_v000006"]
+    assert (tmp_path / "w" / "weight_notes").is_dir()
+
+
+def test_abandoned_and_unrecorded_folders_go_and_foreign_ones_stay(tmp_path: Path) -> None:
+    old = opened(tmp_path / "w")
+    for step in range(3):
+        old.publish(model(step), step)
+    (tmp_path / "w" / "PUBLISHED" / "000001.json").unlink()
+    other = opened(tmp_path / "other", "other")
+    other.record("0" * 32)
+    foreign = other.publish(model(), 1).folder  # version 2 of the other run
+    shutil.rmtree(tmp_path / "w" / "weight_v000002")
+    shutil.copytree(foreign, tmp_path / "w" / "weight_v000002")
+    heir = WeightStore(tmp_path / "w", DiskStore(), tmp_path / "assets", SHARD)
+    heir.open("run", INCARNATION + 1, BASE, start=2)
+    last = heir.publish(model(7), 3).version
+    assert heir.retain(last, 0.0) == ["weight_v000001", "weight_v000003"]
+    assert [name for name in names(tmp_path / "w") if "_v" in name] == ["weight_v000002", "weight_v000004"]
 
 
 def test_incomplete_folders_are_no_versions(tmp_path: Path) -> None:
@@ -257,8 +285,8 @@ def check_reopened(root: Path, taken: set[int], source: Path | None = None) -> N
     for folder in (root, root / "PUBLISHED"):
         assert [name for name in names(folder) if ".tmp-" in name or name.startswith(".")] == []
     folders = {int(name[8:]) for name in names(root) if name.startswith("weight_v")}
-    assert {m.version.counter for m in store.versions()} == folders >= taken
-    for manifest in store.versions():
+    assert {m.version.counter for m in complete_versions(root)} == folders >= taken
+    for manifest in complete_versions(root):
         verify(root / manifest.version.directory)
     counter = store.publish(model(9), 9).version.counter
     assert counter > max(folders)
@@ -343,7 +371,7 @@ def test_a_superseded_incarnation_writes_and_removes_nothing(tmp_path: Path) -> 
     for work in (
         lambda: old.publish(model(2), 2),
         lambda: old.record("0" * 32),
-        lambda: old.prune(set()),
+        lambda: old.retain(WeightVersion(INCARNATION, 1, "0" * 32), 0.0),
         lambda: opened(tmp_path / "w"),
     ):
         with pytest.raises(WeightError, match=f"incarnation {INCARNATION + 1} of this run has taken over"):
@@ -412,7 +440,8 @@ seen = 0
 def one(root, at):
     def trace(event, args):
         global seen
-        if event in ("open", "os.rename", "os.mkdir", "os.link", "os.remove", "shutil.rmtree"):
+        writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.rename", "os.mkdir", "os.link", "os.remove", "shutil.rmtree"):
             if str(args[0]).startswith(str(root / "w")):
                 seen += 1
                 if seen == at:
@@ -421,8 +450,9 @@ def one(root, at):
     sys.addaudithook(trace)
     store = WeightStore(root / "w", DiskStore(), root.parent / "assets", 200)
     store.open("run", 3, "b" * 32)
-    (root / "published").write_text(str(store.publish(model(2), 2).version.counter))
-    store.prune({store.newest_counter()})
+    made = store.publish(model(3), 3).version
+    (root / "published").write_text(str(made.counter))
+    store.retain(made, 0.0)
     (root / "operations").write_text(str(seen))
 
 for text in sys.argv[1:]:
@@ -457,11 +487,12 @@ def run_children(*roots: Path) -> list[int]:
 def test_kill_9_at_any_moment_of_a_publish(tmp_path: Path) -> None:
     """The child kills itself at its n-th file operation in the store: open, mkdir, link, rename, remove."""
     assets(tmp_path / "assets")
-    opened(tmp_path / "base").publish(model(1), 1)
+    for step in (1, 2):
+        opened(tmp_path / "base").publish(model(step), step)
     whole = tmp_path / "0"
     shutil.copytree(tmp_path / "base", whole / "w")
     assert run_children(whole) == [0]
-    assert (whole / "published").read_text() == "2"
+    assert (whole / "published").read_text() == "3"
     operations = int((whole / "operations").read_text())
     assert operations > 20
     roots = [tmp_path / str(at) for at in range(1, operations + 1)]
@@ -475,10 +506,10 @@ def test_kill_9_at_any_moment_of_a_publish(tmp_path: Path) -> None:
         for name in visible:
             load_manifest(root / "w" / name)
         check_reopened(
-            root / "w", taken={2} if (root / "published").exists() else set(), source=tmp_path / "assets"
+            root / "w", taken={3} if (root / "published").exists() else set(), source=tmp_path / "assets"
         )
-    one, two = "weight_v000001", "weight_v000002"
-    assert outcomes == {(one,), (one, two), (two,)}
+    one, two, three = "weight_v000001", "weight_v000002", "weight_v000003"
+    assert outcomes == {(one, two), (one, two, three), (two, three)}
 
 
 def test_kill_9_while_a_store_is_made(tmp_path: Path) -> None:
