@@ -12,6 +12,7 @@ TurnoutError (1)
 |   +-- EngineBusy             a 429 or 503: may be retried within the deadline
 +-- WeightError (5)            a version that is incomplete, does not match, or was not attested
 |   +-- VersionIncomplete      not there, or not whole: may still become visible to this reader
+|   +-- WeightsUnknown         an engine holds something else than what was written: only a full update helps
 +-- TrainError (6)             non-finite loss, a batch that breaks a promise
 +-- DeadlineExceeded (7)       names what was waited for
 +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
@@ -108,6 +109,10 @@ class WeightError(TurnoutError):
 
 class VersionIncomplete(WeightError):
     """Something of a version is not there, or not in full. A reader to whom writes show late may wait."""
+
+
+class WeightsUnknown(WeightError):
+    """What an engine holds is not what was written into it: nothing may be served before a full update."""
 
 
 class TrainError(TurnoutError):

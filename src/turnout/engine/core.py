@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet, WeightError
+from turnout.core.errors import EngineBusy, Fault, UserError, VersionUnmet, WeightError, WeightsUnknown
 from turnout.core.types import Finish
 from turnout.engine.memory import WEIGHTS, Memory, Released
 from turnout.engine.metrics import EngineMetrics
@@ -210,13 +210,18 @@ class EngineCore:
 
     def activate(self, activation: Activation) -> Activated:
         """Puts staged weights into place. Raises WeightError, with nothing changed, where another update came
-        between, or where memory is released or stale and this is no full update of it."""
+        between, or where memory is released or stale and this is no full update of it; WeightsUnknown, with the
+        engine fenced, where something else was written than staged."""
         began = time.monotonic()
         if WEIGHTS in self.memory.released:
             raise WeightError("the weights' memory is released; resume it before an update")
         if self.memory.stale is not None and not activation.staged.full:
             raise WeightError(f"{self.memory.stale}, and this update leaves tensors out")
-        root = self.weights.activate(activation.staged)  # first: it may refuse
+        try:
+            root = self.weights.activate(activation.staged)  # first: it may refuse
+        except WeightsUnknown as fault:
+            self.fence(str(fault))
+            raise
         met = len(self.scheduler.running) + len(self.scheduler.waiting)
         if activation.abort_all:
             self.abort_all("aborted by a weight update")
@@ -231,6 +236,28 @@ class EngineCore:
         pause_s = time.monotonic() - began
         self.metrics.updated(pause_s)
         return Activated(self.attested, met, pause_s)
+
+    def keep(self, label: str) -> Activated:
+        """An update that changes nothing: the weights are there already, so only their label may change."""
+        if self.fenced is not None:
+            raise WeightError(f"{self.fenced}, so nothing can be kept")
+        if label != self.attested.version:
+            self.rename(label)
+        return Activated(self.attested, len(self.scheduler.running) + len(self.scheduler.waiting), 0.0)
+
+    def fence(self, reason: str) -> None:
+        """The weights are not what was attested: everything under way ends without another token, and nothing is
+        served until a full update."""
+        self.memory.stale = f"unknown weights: {reason}"
+        self.weights.forget()
+        self.attested = Attested("unknown", "", time.time(), verified="not")
+        self.abort_all(self.memory.stale)
+        self.scheduler.forget_cache()
+
+    def audited(self, generation: int) -> None:
+        """All live tensors were read and are as attested, where nothing was changed since `generation`."""
+        if generation == self.weights.generation and self.fenced is None:
+            self.attested = replace(self.attested, at=time.time(), verified="full")
 
     def release_memory(self, tags: Sequence[str]) -> Released:
         """Gives memory back; raises UserError for an unknown tag, or while requests run or wait."""

@@ -8,6 +8,7 @@ very bits that were written, and a digest of what is read back is a digest of wh
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.engine.patches import Patch, Placed, exchange, packed_places, placed
 from turnout.engine.shape import ModelShape
-from turnout.engine.storage import Bits, Spec, as_bits
+from turnout.engine.storage import Spec, as_bits
 from turnout.native.loader import library
+from turnout.weights.changes import Bits
 from turnout.weights.digest import Sums, element_sums
 
 TILE, DEPTH = 16, 32  # as in native/products.h
@@ -52,6 +55,8 @@ def depth_blocks(k: int) -> int:
 
 class PackedStorage:
     """A Storage (turnout.engine.storage) of bf16 buffers; `generation` grows with each swap."""
+
+    takes_changes = True
 
     def __init__(self, config: Any, shape: ModelShape) -> None:
         self.specs: dict[str, Spec] = {}
@@ -100,6 +105,25 @@ class PackedStorage:
         out = np.zeros(2, np.uint64)
         self._call("turnout_digest_packed", buffer.data_ptr(), part, out.ctypes.data)
         return int(out[0]), int(out[1])
+
+    def prepare(self, patches: Sequence[Patch]) -> list[Placed]:
+        return [self._placed(patch) for patch in patches]
+
+    def exchange(self, prepared: list[Placed], buffers: dict[str, Tensor], write: bool) -> list[Sums]:
+        found = []
+        for change in prepared:
+            buffer = self.specs[change.patch.name].buffer
+            memory = as_bits(buffers.get(buffer, self._live[buffer]))
+            found.append(exchange(memory, change, write))
+        return found
+
+    def _placed(self, patch: Patch) -> Placed:
+        part, size = self._parts[patch.name], self._sizes[self.specs[patch.name].buffer]
+        kind = np.int32 if size < 1 << 31 else np.int64
+        positions = np.ascontiguousarray(patch.positions, kind)
+        if isinstance(part, Slice):
+            return placed(patch, positions + kind(part.start), size)
+        return placed(patch, packed_places(positions, part.inputs, part.first, part.step), size)
 
     def swap(self, buffers: dict[str, Tensor]) -> None:
         self._live.update(buffers)

@@ -60,10 +60,12 @@ class Channel:
             except OSError as fault:
                 self._lost(rank, self._why(fault, message))
 
-    def ask(self, message: Message) -> list[Any]:
-        """Sends to every rank and returns their answers in rank order."""
+    def ask(self, message: Message, meanwhile: Callable[[], None] | None = None) -> list[Any]:
+        """Sends to every rank and returns their answers in rank order; `meanwhile` is rank 0's own share of it."""
         with self._lock:
             self.tell(message)
+            if meanwhile is not None:
+                meanwhile()
             return [self._answer(rank, message, Connection.recv) for rank in range(1, len(self._ends) + 1)]
 
     def fetch(self, rank: int, message: Message, dtype: np.dtype[Any]) -> NDArray[Any]:

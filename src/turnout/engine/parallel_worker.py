@@ -27,9 +27,11 @@ from turnout.engine.parallel_model import ParallelForward, load_shard
 from turnout.engine.parallel_plan import VICTIM_STATUS, RankReport
 from turnout.engine.parallel_storage import LIVE, ShardStorage
 from turnout.engine.parent import die_with
+from turnout.engine.patches import Placed
 from turnout.engine.runner import Runner
 from turnout.engine.sampler import Draw, Sampled
 from turnout.engine.settings import EngineSettings
+from turnout.weights.digest import Sums
 
 log = logging.getLogger(__name__)
 FAULT_STATUS = 70
@@ -56,6 +58,7 @@ class Worker:
         self._report = RankReport(rank, os.getpid(), self.storage.nbytes, self.runner.cache.nbytes)
         self._group, self._settings = group, settings
         self._staged: dict[int, Tensor] = {}
+        self._patches: dict[int, list[Placed | None]] = {}
 
     def steps(self, channel: Connection) -> None:
         """Serves steps until rank 0 goes away (EOFError)."""
@@ -66,6 +69,8 @@ class Worker:
             elif verb == "swap":
                 self.storage.swap({buffer: self._staged[key] for buffer, key in arguments[0].items()})
                 channel.send(None)
+            elif verb == "exchange":
+                channel.send(self._exchange(*arguments))
             elif verb == "release_weights":
                 channel.send(_given_back(self.storage.local.release))
             elif verb == "release_cache":
@@ -88,6 +93,10 @@ class Worker:
             elif verb == "write":
                 view = self.storage.view(*self._tensor(*arguments))
                 channel.recv_bytes_into(view.view(np.uint8).data)
+            elif verb == "patches":
+                self._patches[arguments[0]] = arguments[1]
+            elif verb == "exchange":
+                channel.send(self._exchange(*arguments))
             elif verb == "sums":
                 *where, dtype = arguments
                 channel.send(self.storage.sums(*self._tensor(*where), dtype))
@@ -98,8 +107,13 @@ class Worker:
             elif verb == "forget":
                 for key in arguments[0]:
                     self._staged.pop(key, None)
+                    self._patches.pop(key, None)
             else:
                 raise ValueError(f"unknown message {verb!r} on the channel of weights")
+
+    def _exchange(self, key: int, buffers: dict[str, int], write: bool) -> list[Sums]:
+        held = {buffer: self._staged[staged] for buffer, staged in buffers.items()}
+        return self.storage.exchange(self._patches[key], held, write)
 
     def _tensor(self, key: int, name: str) -> tuple[Tensor, str]:
         if key != LIVE:

@@ -8,7 +8,9 @@ was made of it; a stored form that changed since is a WeightError that names the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,8 +19,11 @@ from torch import Tensor, nn
 
 from turnout.core.errors import WeightError
 from turnout.engine.linear import RowBlockLinear, row_blocks
+from turnout.engine.live_dtypes import as_stored
+from turnout.engine.patches import Patch
 from turnout.engine.quantise import Quantised, empty, quantise
-from turnout.engine.storage import Bits, ModuleStorage, Spec, as_bits, as_stored
+from turnout.engine.storage import ModuleStorage, Spec, as_bits
+from turnout.weights.changes import Bits
 from turnout.weights.digest import Sums, add, element_sums
 
 EXACT_SOURCES = ("F32", "BF16", "F16")
@@ -54,7 +59,10 @@ class Slot:
 
 
 class QuantisedStorage:
-    """A Storage (turnout.engine.storage) over a module that `convert` went through."""
+    """A Storage (turnout.engine.storage) over a module that `convert` went through. What it was given is not kept,
+    so it takes whole tensors only, no changes of them."""
+
+    takes_changes = False
 
     def __init__(self, module: nn.Module, scheme: str) -> None:
         self._plain = ModuleStorage(module)
@@ -104,6 +112,14 @@ class QuantisedStorage:
         if _mark(buffer.stored) != buffer.mark:
             raise WeightError(f"{name}: its quantised form changed since it was made")
         return buffer.sources.get(dtype)
+
+    def prepare(self, patches: Sequence[Patch]) -> NoReturn:  # noqa: ARG002
+        raise WeightError(
+            "a quantised engine keeps no exact weights that could be changed: a full update is needed"
+        )
+
+    def exchange(self, prepared: Any, buffers: dict[str, Any], write: bool) -> NoReturn:  # noqa: ARG002
+        self.prepare(())
 
     def swap(self, buffers: dict[str, Tensor | Slot]) -> None:
         plain = {name: buffer for name, buffer in buffers.items() if not isinstance(buffer, Slot)}

@@ -31,6 +31,8 @@ from turnout.engine.update_calls import UpdateCalls
 from turnout.engine.weight_calls import WeightCalls
 from turnout.native.loader import path_taken
 from turnout.protocol.sglang import SamplingParams
+from turnout.weights.delta_bucket import DELTA_BUCKET
+from turnout.weights.manifest import FORMAT, FORMAT_VERSION
 
 BODY_MAX = 64 << 20
 HEALTH_DEADLINE_S = 20.0
@@ -50,6 +52,7 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=BODY_MAX, middlewares=[self._guard])
+        app.on_cleanup.append(self._stop_audits)
         info = (("/server_info", self.server_info), ("/model_info", self.model_info))
         app.add_routes(
             [
@@ -88,6 +91,9 @@ class Server:
             return _error(str(fault), 500)
         except TimeoutError:
             return _error("the engine did not answer within its deadline", 503)
+
+    async def _stop_audits(self, _app: web.Application) -> None:
+        await self.updates.updates.audits.stop()
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         row = parse_object(await request.read())
@@ -141,6 +147,7 @@ class Server:
                 "pp_size": 1,
                 "ep_size": settings.ep_size,
                 "ranks": [asdict(report) for report in self.compute.core.reports],
+                "delta_formats": self._delta_formats(),
                 **self.pair.info(),
                 "max_total_num_tokens": settings.pages * settings.page_tokens,
                 "max_running_requests": settings.max_running_requests,
@@ -183,6 +190,11 @@ class Server:
                 "at": attested.at,
             }
         )
+
+    def _delta_formats(self) -> list[str]:
+        """Ours: versions of a store that need not be full, and buckets of changes through a group."""
+        takes = self.compute.core.weights.storage.takes_changes
+        return [f"{FORMAT}/{FORMAT_VERSION}", DELTA_BUCKET] if takes else []
 
     def _model_row(self) -> dict[str, Any]:
         path = str(self.settings.model_path)

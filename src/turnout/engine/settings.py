@@ -33,7 +33,9 @@ class EngineSettings:
     lets the system choose.
     `disaggregation_mode` makes this one half of a PD pair (docs/guides/pd.md): `disaggregation_timeout_s` bounds
     each wait for the other half; `disaggregation_transfer` auto takes shared memory where both are on one host.
-    `update_timeout_s` bounds every step of a weight update: staging, a group's meeting, the wait for tensors."""
+    `update_timeout_s` bounds every step of a weight update: staging, a group's meeting, the wait for tensors.
+    After every `digest_audit_interval` updates that moved digests incrementally all are computed anew from the live
+    tensors, in the background (0: never)."""
 
     model_path: Path
     engine_id: str = "engine-0"
@@ -63,6 +65,7 @@ class EngineSettings:
     disaggregation_timeout_s: float = 120.0
     disaggregation_transfer: str = "auto"
     update_timeout_s: float = 600.0
+    digest_audit_interval: int = 20
 
     def __post_init__(self) -> None:
         faults = [fault for fault in self._faults() if fault is not None]
@@ -126,6 +129,7 @@ class EngineSettings:
             wrong(not 0 <= self.port < 65536, "port", "must be from 0 to 65535"),
             wrong(self.request_timeout_s <= 0, "request_timeout_s", "must be above 0"),
             wrong(self.update_timeout_s <= 0, "update_timeout_s", "must be above 0"),
+            wrong(self.digest_audit_interval < 0, "digest_audit_interval", "must be at least 0"),
             wrong(
                 self.disaggregation_mode not in DISAGGREGATION_MODES,
                 "disaggregation_mode",

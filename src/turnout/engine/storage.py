@@ -1,23 +1,27 @@
 """Where the live weights lie, by their names in a checkpoint.
 
 A storage is a set of buffers, each holding one or more tensors (a stack of experts, a fused product). An update
-never writes into a live buffer: it fills a new one beside it and swaps the two, so that whoever computes sees the
-old buffers or the new ones, never half of each. `ModuleStorage` keeps them as the parameters of a torch module.
+fills new buffers and swaps them with the live ones, or writes single elements in place; both happen between two
+steps, so that whoever computes sees the old weights or the new ones, never half of each. `ModuleStorage` keeps them
+as the parameters of a torch module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from turnout.engine.live_dtypes import as_stored
+from turnout.engine.patches import Patch, Placed, exchange, placed
+from turnout.weights.changes import Bits
 from turnout.weights.digest import Sums, element_sums
 
-Bits = NDArray[np.unsignedinteger]
+Prepared = Any  # what a storage makes of patches ahead of their activation
 Buffer = Any  # what a storage says it is: a tensor, or a handle on one tensor in every rank
 
 
@@ -36,6 +40,7 @@ class Storage(Protocol):
 
     specs: dict[str, Spec]
     tied: list[list[str]]
+    takes_changes: bool  # whether `prepare` and `exchange` can be called
 
     def live(self, buffer: str) -> Buffer: ...
     def fresh(self, buffer: str) -> Buffer:
@@ -55,6 +60,16 @@ class Storage(Protocol):
         """The digest's sums over the tensor's elements as `dtype`; None where that cannot hold them exactly."""
         ...
 
+    def prepare(self, patches: Sequence[Patch]) -> Prepared:
+        """Has every process ready to write its part of the patches; no live buffer changes."""
+        ...
+
+    def exchange(self, prepared: Prepared, buffers: dict[str, Buffer], write: bool) -> list[Sums]:
+        """Writes prepared patches into these buffers, or the live ones where one is not named (then it is called
+        between two steps); by patch, what to add to the sums of the tensor's digest. Not `write`: what writing
+        would add. Raises WeightError where processes that hold the same elements differ."""
+        ...
+
     def swap(self, buffers: dict[str, Buffer]) -> None:
         """Puts new buffers in place of the live ones. Called between two steps."""
         ...
@@ -68,6 +83,8 @@ class Storage(Protocol):
 class ModuleStorage:
     """The parameters of a torch module. Stacked experts are taken apart: a checkpoint has one tensor per expert
     and projection, the module one stack [experts, gate then up, hidden]."""
+
+    takes_changes = True
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters: dict[str, nn.Parameter] = {}
@@ -105,6 +122,18 @@ class ModuleStorage:
         stored = as_stored(self.read(buffer, name), self.specs[name].dtype, dtype)
         return None if stored is None else element_sums(stored)
 
+    def prepare(self, patches: Sequence[Patch]) -> list[Placed]:
+        return [placed(patch, patch.positions, 0) for patch in patches]
+
+    def exchange(self, prepared: list[Placed], buffers: dict[str, Tensor], write: bool) -> list[Sums]:
+        found = []
+        for change in prepared:
+            name = change.patch.name
+            buffer = self.specs[name].buffer
+            memory = self.read(buffers[buffer] if buffer in buffers else self.live(buffer), name)
+            found.append(exchange(memory, change, write))
+        return found
+
     def swap(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             self._parameters[name].data = buffer
@@ -125,19 +154,6 @@ def as_bits(view: Tensor) -> Bits:
     if view.dtype == torch.bfloat16:
         return view.view(torch.int16).numpy().view(np.uint16).reshape(-1)
     return view.view(torch.int32).numpy().view(np.uint32).reshape(-1)
-
-
-def as_stored(bits: Bits, live: str, dtype: str) -> Bits | None:
-    """Bits of the live dtype as those of `dtype`; None where some element does not fit exactly."""
-    if live == dtype:
-        return bits
-    if live == "F32" and dtype == "BF16" and not np.any(bits & np.uint32(0xFFFF)):
-        return (bits >> np.uint32(16)).astype(np.uint16)
-    if live == "F32" and dtype == "F16":
-        half = bits.view(np.float32).astype(np.float16)
-        if np.array_equal(half.astype(np.float32).view(np.uint32), bits):
-            return half.view(np.uint16)
-    return None
 
 
 def _checkpoint_names(name: str, parameter: nn.Parameter) -> list[tuple[str, tuple[int, int, int] | None]]:

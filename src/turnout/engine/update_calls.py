@@ -18,9 +18,12 @@ from turnout.engine.loop import ComputeThread
 from turnout.engine.tensor_wire import read_payload
 from turnout.engine.update_group import UpdateGroups
 from turnout.engine.updates import Updates, check_label
+from turnout.weights import delta_bucket
 from turnout.weights.buckets import unpack
+from turnout.weights.delta_bucket import DELTA_BUCKET
 
 RECEIVE_SHARE = 0.8  # of the update's deadline: the call still has time to say that nothing came
+DELTA_BYTES = 8  # times those of the model: int32 or int64 positions beside every element, and room to align
 HANDLES_BODY_MAX = 64 << 20  # handles and descriptions of tensors, for every tensor parallel rank
 
 
@@ -78,13 +81,17 @@ class UpdateCalls(ControlCalls):
     async def _from_disk(self, row: dict[str, Any]) -> dict[str, Any]:
         return _activated(await self.updates.from_disk(bodies.parse_update(row, self.settings)))
 
-    async def _begin(self, _row: dict[str, Any]) -> dict[str, Any]:
-        self.updates.begin()
-        return {"message": "tensors are staged until /end_weight_update"}
+    async def _begin(self, row: dict[str, Any]) -> dict[str, Any]:
+        """With `base_root` (ours) changes come, relative to the weights with this root digest; else tensors."""
+        base_root = bodies.parse_root(row, "base_root")
+        self.updates.begin(base_root)
+        what = "tensors" if base_root is None else "changes"
+        return {"message": f"{what} are staged until /end_weight_update"}
 
     async def _end(self, row: dict[str, Any]) -> dict[str, Any]:
-        """`abort` true (ours) drops what came."""
-        done = await self.updates.end(drop=row.get("abort") is True)
+        """`abort` true (ours) drops what came; `root` (ours) is what must come out."""
+        root = bodies.parse_root(row, "root")
+        done = await self.updates.end(root, drop=row.get("abort") is True)
         return _activated(done) if done is not None else {"message": "nothing changed"}
 
     async def _from_tensor(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +102,8 @@ class UpdateCalls(ControlCalls):
         return _activated(done) if done is not None else {"message": "staged"}
 
     async def _from_group(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row.get("load_format") == DELTA_BUCKET:
+            return await self._changes_from_group(row)
         update = bodies.parse_group_update(row, 2 * self._model_bytes())
         self._groups.check(update.group)
         limit = RECEIVE_SHARE * self.settings.update_timeout_s
@@ -105,6 +114,18 @@ class UpdateCalls(ControlCalls):
             update.flags,
         )
         return _activated(done) if done is not None else {"message": "staged"}
+
+    async def _changes_from_group(self, row: dict[str, Any]) -> dict[str, Any]:
+        update = bodies.parse_group_changes(row, DELTA_BYTES * self._model_bytes())
+        self._groups.check(update.group)
+        limit = RECEIVE_SHARE * self.settings.update_timeout_s
+        await self.updates.changes(
+            lambda: delta_bucket.unpack(
+                self._groups.receive(update.group, update.parts, True, limit), update.parts
+            ),
+            update.flags,
+        )
+        return {"message": "staged"}
 
     async def _join(self, row: dict[str, Any]) -> dict[str, Any]:
         member = bodies.parse_membership(row)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
 from turnout.weights.buckets import Slot
+from turnout.weights.delta_bucket import Part
 
 log = logging.getLogger(__name__)
 GROUPS_MAX = 8
@@ -75,12 +76,14 @@ class UpdateGroups:
         if name not in self._groups:
             raise WeightError(f"this engine is in no group {name}; call /init_weights_update_group first")
 
-    def receive(self, name: str, slots: Sequence[Slot], flat: bool, deadline_s: float) -> NDArray[np.uint8]:
+    def receive(
+        self, name: str, slots: Sequence[Slot | Part], flat: bool, deadline_s: float
+    ) -> NDArray[np.uint8]:
         """The bytes of a bucket [last slot's end], broadcast by rank 0: as one tensor (`flat`), else one by one.
         Raises WeightError, having left the group, where they do not come in time."""
         self.check(name)
         backend = self._groups[name]
-        if not slots:
+        if not slots or not slots[-1].end:
             return np.empty(0, np.uint8)
         data = torch.empty(slots[-1].end, dtype=torch.uint8)
         parts = [data] if flat else [data[slot.start : slot.end] for slot in slots]

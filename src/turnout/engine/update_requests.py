@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from turnout.core.errors import Fault, WeightError
+from turnout.engine.delta import is_delta
 from turnout.engine.requests import RID_MAX, BadRequest
 from turnout.engine.settings import EngineSettings
 from turnout.engine.tensor_wire import FLATTENED
 from turnout.engine.update_group import Membership
 from turnout.weights.buckets import Slot, dtype_of, slots
+from turnout.weights.delta_bucket import Part, parts
+from turnout.weights.manifest import DELTA
 
 GROUP_DEFAULT = "weight_update_group"
 ACTIONS = ("snapshot", "reset_tensors", "compare", "checksum")
@@ -30,10 +33,11 @@ class Flags:
 
 @dataclass(frozen=True)
 class Update:
-    """A checkpoint folder to load or prepare."""
+    """A checkpoint folder to load or prepare; `store`: a version's folder, reached the cheapest way."""
 
     folder: Path
     flags: Flags
+    store: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,15 @@ class GroupUpdate:
 
 
 @dataclass(frozen=True)
+class GroupChanges:
+    """A bucket of changes that comes through a group (turnout.weights.delta_bucket)."""
+
+    group: str
+    parts: list[Part]
+    flags: Flags
+
+
+@dataclass(frozen=True)
 class WeightCheck:
     """`skip`: parts of names of tensors that are left out."""
 
@@ -69,15 +82,17 @@ def parse_update(row: dict[str, Any], settings: EngineSettings) -> Update:
     path, load_format = row.get("model_path"), row.get("load_format")
     if not isinstance(path, str) or not path or "\0" in path:
         raise BadRequest(Fault("model_path", str(path), "must be a folder"))
-    if load_format not in (None, "auto", "safetensors"):
-        faults.append(Fault("load_format", str(load_format), "must be auto or safetensors"))
+    if load_format not in (None, "auto", "safetensors", DELTA):
+        faults.append(Fault("load_format", str(load_format), f"must be auto, safetensors or {DELTA}"))
     flags = _flags(row, faults)
     folder = Path(path).resolve()
+    store = load_format == DELTA or (load_format in (None, "auto") and is_delta(folder))
+    read = folder.parent if store else folder  # the way to a version leads through others of its store
     roots = [root.resolve() for root in settings.allowed_roots]
-    if not any(folder.is_relative_to(root) for root in roots) and (roots or not settings.loopback):
+    if not any(read.is_relative_to(root) for root in roots) and (roots or not settings.loopback):
         faults.append(Fault("model_path", path, "lies outside the folders that updates may read from"))
     _refuse(faults)
-    return Update(folder, flags)
+    return Update(folder, flags, store)
 
 
 def parse_tensors(row: dict[str, Any]) -> TensorUpdate:
@@ -115,6 +130,42 @@ def parse_group_update(row: dict[str, Any], bytes_max: int) -> GroupUpdate:
         faults.append(Fault("shapes", f"{total} bytes", f"one call may bring {bytes_max} bytes"))
     _refuse(faults)
     return GroupUpdate(_group(row), placed, row.get("load_format") == FLATTENED, flags)
+
+
+def parse_group_changes(row: dict[str, Any], bytes_max: int) -> GroupChanges:
+    """A call with `load_format` delta_bucket: beside names, dtypes and shapes it has `counts`, how many elements of
+    each tensor the bucket changes. `bytes_max` bounds what is received at a time."""
+    faults: list[Fault] = []
+    lists = [row.get(name) for name in ("names", "dtypes", "shapes", "counts")]
+    if not all(isinstance(value, list) for value in lists) or len({len(value or []) for value in lists}) > 1:
+        raise BadRequest(
+            Fault("names", "", "names, dtypes, shapes and counts must be lists of the same length")
+        )
+    names, dtypes, shapes, counts = (list(value or []) for value in lists)
+    typed = all(isinstance(name, str) for name in names) and all(type(count) is int for count in counts)
+    if not typed or not all(_is_shape(shape) for shape in shapes):
+        raise BadRequest(Fault("shapes", "", "names are texts, shapes lists of sizes, counts whole numbers"))
+    if row.get("slices") is not None:
+        faults.append(Fault("slices", str(row["slices"])[:40], "is not known here: changes come in whole"))
+    flags = _flags(row, faults)
+    placed: list[Part] = []
+    try:
+        placed = parts([(n, dtype_of(d), s, c) for n, d, s, c in zip(names, dtypes, shapes, counts)])
+    except WeightError as fault:
+        faults.append(Fault("counts", "", str(fault)))
+    total = placed[-1].end if placed else 0
+    if total > bytes_max:
+        faults.append(Fault("counts", f"{total} bytes", f"one call may bring {bytes_max} bytes"))
+    _refuse(faults)
+    return GroupChanges(_group(row), placed, flags)
+
+
+def parse_root(row: dict[str, Any], name: str) -> str | None:
+    """A root digest: `base_root` of /begin_weight_update, `root` of /end_weight_update; both ours."""
+    root = row.get(name)
+    if root is not None and (not isinstance(root, str) or not 0 < len(root) <= RID_MAX):
+        raise BadRequest(Fault(name, str(root)[:40], "must be a root digest"))
+    return root
 
 
 def parse_membership(row: dict[str, Any]) -> Membership:

@@ -17,22 +17,26 @@ from typing import Any, TypeVar
 
 from turnout.core.errors import EngineBusy, WeightError
 from turnout.core.version import label_counter
+from turnout.engine.audits import Audits
 from turnout.engine.core import Activated, Activation
+from turnout.engine.delta import ChangeStaging, stage_version
 from turnout.engine.loop import ComputeThread
 from turnout.engine.update_requests import Flags, Update
 from turnout.engine.weights import FAULTS_SHOWN, Staged, Staging
+from turnout.weights.changes import Change
 from turnout.weights.tensors import HostTensor
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Read = Callable[[], Iterable[HostTensor]]
+ReadChanges = Callable[[], Iterable[Change]]
 
 
 @dataclass
 class _Session:
     """An update between `begin` and `end`. `fault`: why it can no longer be activated."""
 
-    staging: Staging
+    staging: Staging | ChangeStaging
     flags: Flags = field(default_factory=lambda: Flags(None, abort_all=False, flush=False))
     fault: str | None = None
     timer: asyncio.TimerHandle | None = None
@@ -58,6 +62,7 @@ class Updates:
         self._one_by_one = asyncio.Lock()
         self._prepared: Prepared | None = None
         self._prepared_timer: asyncio.TimerHandle | None = None
+        self.audits = Audits(compute)
 
     def check_free(self) -> None:
         """Raises EngineBusy (phase "update") while an update is under way."""
@@ -81,41 +86,71 @@ class Updates:
             self._prepared_timer.cancel()
         self._prepared = self._prepared_timer = None
 
-    def begin(self) -> None:
-        """Opens an update for tensors to come."""
+    def begin(self, base_root: str | None = None) -> None:
+        """Opens an update for tensors to come, or for changes of the weights with this root digest; raises
+        WeightError where others are held."""
         self.check_free()
+        weights, fence = self._compute.core.weights, self._compute.core.fenced
+        if base_root is not None and not weights.storage.takes_changes:
+            raise WeightError("this engine takes whole tensors only, no changes")
+        if base_root is not None and (fence is not None or weights.root != base_root):
+            held = (
+                fence if fence is not None else f"{self._compute.attested.version} with root {weights.root}"
+            )
+            raise WeightError(f"the changes are relative to the root {base_root}; what is held is {held}")
         self._dropped = False
         self.holder = "begin_weight_update"
-        self._session = _Session(Staging(self._compute.core.weights))
+        self._session = _Session(Staging(weights) if base_root is None else ChangeStaging(weights))
         self._rearm(self._session)
 
     async def tensors(self, read: Read, flags: Flags) -> Activated | None:
         """Takes the tensors that `read` returns on a worker thread: staged for `end` (None), or an update of
         their own where none was begun. Raises WeightError with what is wrong with them."""
         if self._session is not None:
-            return await self._shielded(self._staged(self._session, read, flags))
+            if not isinstance(self._session.staging, Staging):
+                raise WeightError("changes were begun (base_root), and tensors came")
+            return await self._shielded(
+                self._staged(self._session, _adding(self._session.staging, read), flags)
+            )
         if self._dropped:
             raise WeightError(
                 f"the update was dropped after {self._deadline_s:g} s without a call; begin it again"
             )
         return await self.alone("tensors", lambda: self._from_tensors(read, flags))
 
-    async def end(self, drop: bool = False) -> Activated | None:
-        """Puts what came since `begin` into place; None where nothing came, or to `drop` it. The update is over
-        either way."""
+    async def changes(self, read: ReadChanges, flags: Flags) -> None:
+        """Stages the changes that `read` returns on a worker thread for `end`. Raises WeightError with what is
+        wrong with them."""
+        if self._session is None or not isinstance(self._session.staging, ChangeStaging):
+            raise WeightError("changes come only after /begin_weight_update with a base_root")
+        await self._shielded(self._staged(self._session, _changing(self._session.staging, read), flags))
+
+    async def end(self, root: str | None = None, drop: bool = False) -> Activated | None:
+        """Puts what came since `begin` into place; None where nothing came, or to `drop` it. Raises WeightError
+        where another root digest would come out than `root`. The update is over either way."""
         if self._session is None:
             dropped, self._dropped = self._dropped, False
             why = f"; it was dropped after {self._deadline_s:g} s without a call" if dropped else ""
             raise WeightError(f"no weight update was begun{why}")
-        return await self._shielded(self._end(self._session, drop))
+        return await self._shielded(self._end(self._session, root, drop))
 
     async def _from_disk(self, update: Update) -> Activated:
-        staged = await asyncio.to_thread(self._compute.core.weights.stage_folder, update.folder)
+        staged = await self._stage_folder(update)
         return await self._activate(staged, _label(update.flags, staged), update.flags)
+
+    async def _stage_folder(self, update: Update) -> Staged:
+        weights = self._compute.core.weights
+        try:
+            if update.store:
+                return await asyncio.to_thread(stage_version, weights, update.folder)
+            return await asyncio.to_thread(weights.stage_folder, update.folder)
+        except WeightError:
+            self.audits.failed()
+            raise
 
     async def _prepare(self, update: Update) -> Prepared:
         self.drop_prepared()  # first: two sets and the live one would be three models in memory
-        staged = await asyncio.to_thread(self._compute.core.weights.stage_folder, update.folder)
+        staged = await self._stage_folder(update)
         self._prepared = Prepared(secrets.token_hex(8), staged, _label(update.flags, staged))
         loop = asyncio.get_running_loop()
         self._prepared_timer = loop.call_later(self._deadline_s, self.drop_prepared)
@@ -132,16 +167,16 @@ class Updates:
 
     async def _from_tensors(self, read: Read, flags: Flags) -> Activated:
         staging = Staging(self._compute.core.weights)
-        await asyncio.to_thread(_stage, staging, read)
+        await asyncio.to_thread(_stage, staging, _adding(staging, read))
         return await self._activate(*await self._sealed(staging, flags), flags)
 
-    async def _staged(self, session: _Session, read: Read, flags: Flags) -> None:
+    async def _staged(self, session: _Session, take: Callable[[], None], flags: Flags) -> None:
         async with self._one_by_one:
             if session is not self._session:
                 raise WeightError("the update ended before these tensors were taken")
             self._rearm(session, waits=False)
             try:
-                await asyncio.to_thread(_stage, session.staging, read)
+                await asyncio.to_thread(_stage, session.staging, take)
             except WeightError as fault:
                 session.fault = str(fault)
                 raise
@@ -153,7 +188,7 @@ class Updates:
                 session.flags.flush or flags.flush,
             )
 
-    async def _end(self, session: _Session, drop: bool) -> Activated | None:
+    async def _end(self, session: _Session, root: str | None, drop: bool) -> Activated | None:
         async with self._one_by_one:
             if session is not self._session:
                 raise WeightError("the update has ended already")
@@ -163,22 +198,31 @@ class Updates:
                     return None
                 if session.fault is not None:
                     raise WeightError(f"not put into place: {session.fault}")
-                if not session.staging.count:
+                relabels = isinstance(session.staging, ChangeStaging) and session.flags.label is not None
+                if not session.staging.count and not relabels:
                     return None
-                sealed = await self._sealed(session.staging, session.flags)
-                return await self._activate(*sealed, session.flags)
+                staged, label = await self._sealed(session.staging, session.flags)
+                if root is not None and staged.root != root:
+                    raise WeightError(f"the root would be {staged.root}, the sender's is {root}")
+                return await self._activate(staged, label, session.flags)
+            except WeightError:
+                self.audits.failed()
+                raise
             finally:
                 self._close()
 
-    async def _sealed(self, staging: Staging, flags: Flags) -> tuple[Staged, str]:
+    async def _sealed(self, staging: Staging | ChangeStaging, flags: Flags) -> tuple[Staged, str]:
         needs_all = self._compute.core.memory.stale is not None
         staged = await asyncio.to_thread(staging.seal, needs_all)
         return staged, _label(flags, staged)
 
     async def _activate(self, staged: Staged, label: str, flags: Flags) -> Activated:
+        if staged.nothing:
+            return await self._compute.do(lambda core: core.keep(label), self._deadline_s)
         activation = Activation(staged, label, flags.abort_all, flags.flush)
         done = await self._compute.do(lambda core: core.activate(activation), self._deadline_s)
         log.info("serving %s after a pause of %.3f ms", label, done.pause_s * 1e3)
+        self.audits.updated(done.attested.verified)
         return done
 
     async def alone(self, source: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -233,11 +277,26 @@ def _label(flags: Flags, staged: Staged) -> str:
     return flags.label
 
 
-def _stage(staging: Staging, read: Read) -> None:
-    """Raises WeightError with what is wrong with these tensors."""
+def _adding(staging: Staging, read: Read) -> Callable[[], None]:
+    def take() -> None:
+        for tensor in read():
+            staging.add(tensor)
+
+    return take
+
+
+def _changing(staging: ChangeStaging, read: ReadChanges) -> Callable[[], None]:
+    def take() -> None:
+        for change in read():
+            staging.add(change)
+
+    return take
+
+
+def _stage(staging: Staging | ChangeStaging, take: Callable[[], None]) -> None:
+    """Raises WeightError with what is wrong with what is taken."""
     known = len(staging.faults)
-    for tensor in read():
-        staging.add(tensor)
+    take()
     new = staging.faults[known:]
     if new:
         raise WeightError("; ".join(new[:FAULTS_SHOWN]))

@@ -1,53 +1,96 @@
-"""The weights that are served: stage new ones beside them, check, swap, attest.
+"""The weights that are served: stage new ones beside them, check, activate, attest.
 
 Promises: staging changes nothing that is served and raises WeightError with every fault found (names both ways,
-shapes, dtypes, non-finite values, a digest that is not the manifest's); `activate` swaps the staged buffers in
-between two steps, whole or not at all; the root digest is computed from the very buffers that are served then,
-after they were written. An update may name some tensors only: the others keep their buffers and digests.
+shapes, dtypes, non-finite values, a digest that is not the manifest's); `activate` puts what was staged into place
+between two steps, whole or not at all: new buffers are swapped in, single elements written. The root digest is
+computed from the very buffers that are served then: from all of their elements, or from what was read in them
+before and after the write. An update may name some tensors only: the others keep their buffers and digests.
+No derived copy of a weight exists: the storages hold the only one. (`Staging` takes whole tensors;
+turnout.engine.delta takes changes.)
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from turnout.core.errors import InvariantBroken, WeightError
-from turnout.engine.storage import Buffer, Storage
+from turnout.core.errors import InvariantBroken, WeightError, WeightsUnknown
+from turnout.engine.live_dtypes import EXACT
+from turnout.engine.storage import Buffer, Prepared, Storage
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import finish, root_digest
+from turnout.weights.digest import Sums, finish, root_digest
 from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
 from turnout.weights.tensors import ITEM_BYTES, HostTensor, converted, nonfinite_count
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a derived buffer that old Llama checkpoints carry
-EXACT = {("BF16", "BF16"), ("F32", "F32"), ("BF16", "F32"), ("F16", "F32")}
 FAULTS_SHOWN = 8
+READ_TRIES = 100  # of a tensor that updates keep writing meanwhile
 Line = tuple[str, tuple[int, ...], str]  # dtype as stored, shape, digest
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One tensor's line, and the digest's sums that it was made of."""
+
+    line: Line
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Elements to write into live buffers: the names of the tensors in order, and what writing must move the sums
+    of their digests by."""
+
+    prepared: Prepared
+    names: list[str]
+    moves: list[Sums]
+
+
+@dataclass(frozen=True)
 class Staged:
-    """New buffers, checked and not yet served. `root` is what will be served then; `full`: every tensor is new.
-    `generation` is that of the live weights they were staged beside."""
+    """New weights, checked and not yet served: new `buffers`, and `patches` of others. `measured` is what is served
+    then; `full`: every tensor is new. `generation` is that of the live weights they were staged beside."""
 
     buffers: dict[str, Buffer]
-    lines: dict[str, Line]
-    root: str
+    measured: dict[str, Measured]
     full: bool
     generation: int
     manifest: WeightManifest | None = None
+    patches: Patches | None = None
+    root: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", root_digest(self.lines))
+
+    @property
+    def lines(self) -> dict[str, Line]:
+        return {name: measured.line for name, measured in self.measured.items()}
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the weights stay as they are."""
+        return not self.buffers and self.patches is None
 
 
 class LiveWeights:
-    """See the module. Staging may run in any one thread; `activate` belongs to the thread that computes."""
+    """See the module. Staging may run in any one thread; `activate` belongs to the thread that computes.
+    `generation` grows with every change, and is odd while elements are being written."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.lines: dict[str, Line] = {}
+        self.measured: dict[str, Measured] = {}
         self.generation = 0
+        self._holding = threading.Lock()  # live buffers are not released while somebody reads one
+
+    @property
+    def lines(self) -> dict[str, Line]:
+        """By name; empty where it is not known what is held."""
+        return {name: measured.line for name, measured in self.measured.items()}
 
     @property
     def root(self) -> str:
@@ -78,44 +121,87 @@ class LiveWeights:
             raise WeightError(
                 f"{folder}: root digest {staged.root}, the manifest says {manifest.version.root}"
             )
-        return Staged(staged.buffers, staged.lines, staged.root, True, staged.generation, manifest)
+        return replace(staged, manifest=manifest)
 
     def activate(self, staged: Staged) -> str:
-        """Serves the staged buffers from here on and returns the root digest. Raises WeightError, with nothing
-        changed, where the live weights are others than those the update was staged beside."""
+        """Serves what was staged from here on and returns the root digest. Raises WeightError, with nothing
+        changed, where the live weights are others than those the update was staged beside; WeightsUnknown where
+        something else was found after the write than was staged."""
         if not staged.full and staged.generation != self.generation:
             raise WeightError("another update came between staging and activation; stage again")
-        self.storage.swap(staged.buffers)
-        self.lines = staged.lines
         self.generation += 1
+        try:
+            if staged.buffers:
+                self.storage.swap(staged.buffers)
+            if staged.patches is not None:
+                self._write(staged.patches)
+        finally:
+            self.generation += 1
+        self.measured = staged.measured
         return staged.root
+
+    def forget(self) -> None:
+        """It is no longer known what is held: only a full update can be staged."""
+        self.measured = {}
+        self.generation += 2
 
     def release(self) -> int:
         """Frees the live buffers: from here on only a full update can be staged. Returns bytes freed."""
-        self.generation += 1
-        self.lines = {}
-        return self.storage.release()
+        with self._holding:
+            self.forget()
+            return self.storage.release()
 
     def read(self, name: str) -> HostTensor:
-        """A copy of one live tensor; raises WeightError for an unknown name. Not while they are released."""
+        """A copy of one live tensor, of one version; raises WeightError for an unknown name. Not while they are
+        released."""
         spec = self.storage.specs.get(name)
         if spec is None:
             raise WeightError(f"{name} is not a tensor of this model")
-        bits = self.storage.read(self.storage.live(spec.buffer), name)
-        return HostTensor(name, spec.dtype, spec.shape, np.array(bits))
+        for _ in range(READ_TRIES):
+            generation = self.generation
+            bits = np.array(self.storage.read(self.storage.live(spec.buffer), name))
+            if generation == self.generation and generation % 2 == 0:
+                return HostTensor(name, spec.dtype, spec.shape, bits)
+        raise WeightError(f"{name} was changed by updates each of the {READ_TRIES} times that it was read")
 
     def verify(self) -> dict[str, Line]:
         """All digests, computed anew from live memory; raises WeightError that names what has changed unseen."""
-        found = {
-            name: _line(self.storage, self.storage.live(self.storage.specs[name].buffer), name, line[0])
-            for name, line in self.lines.items()
-        }
-        changed = [name for name, line in self.lines.items() if found[name] != line]
-        if changed:
-            raise WeightError(
-                f"live tensors changed since they were attested: {', '.join(changed[:FAULTS_SHOWN])}"
-            )
-        return found
+        found = {name: self._measure(name, measured.line[0]) for name, measured in self.measured.items()}
+        _tell([name for name, measured in self.measured.items() if found[name].line != measured.line])
+        return {name: measured.line for name, measured in found.items()}
+
+    def audit(self, stop: threading.Event) -> int:
+        """`verify` beside updates, which may come at any time: a tensor that one changes meanwhile is read again.
+        Returns the generation that all of it belongs to, -1 where there is none such; ends early when told to."""
+        began, wrong = self.generation, []
+        for name in list(self.measured):
+            for _ in range(READ_TRIES):
+                generation, known = self.generation, self.measured.get(name)
+                if known is None or stop.is_set():
+                    return -1
+                with self._holding:
+                    if generation % 2 or generation != self.generation:
+                        continue
+                    found = self._measure(name, known.line[0])
+                if generation == self.generation:
+                    wrong += [name] if found.line != known.line else []
+                    break
+        _tell(wrong)
+        return began if began == self.generation else -1
+
+    def _write(self, patches: Patches) -> None:
+        try:
+            moved = self.storage.exchange(patches.prepared, {}, write=True)
+        except WeightError as fault:
+            self.measured = {}
+            raise WeightsUnknown(str(fault)) from fault
+        if moved != patches.moves:
+            self.measured = {}
+            other = [name for name, *sums in zip(patches.names, moved, patches.moves) if sums[0] != sums[1]]
+            raise WeightsUnknown(f"after the write other weights were read than staged: {shown(other)}")
+
+    def _measure(self, name: str, dtype: str) -> Measured:
+        return measure(self.storage, self.storage.live(self.storage.specs[name].buffer), name, dtype)
 
 
 class Staging:
@@ -179,11 +265,10 @@ class Staging:
         if not self._given and not faults:
             faults.append("no tensor came")
         if faults:
-            more = f"; and {len(faults) - FAULTS_SHOWN} more" if len(faults) > FAULTS_SHOWN else ""
-            raise WeightError("; ".join(faults[:FAULTS_SHOWN]) + more)
+            raise WeightError(shown(faults, "; "))
         self._carry_over(given)
-        lines = self._lines(full=not missing)
-        return Staged(self._buffers, lines, root_digest(lines), not missing, self._generation)
+        measured = self._measured(full=not missing)
+        return Staged(self._buffers, measured, not missing, self._generation)
 
     def _carry_over(self, given: set[str]) -> None:
         """Tensors that share a buffer with a new one and did not come themselves are copied from the live one."""
@@ -192,18 +277,18 @@ class Staging:
             if buffer is not None and name not in given:
                 self._storage.write(buffer, name, self._storage.read(self._storage.live(spec.buffer), name))
 
-    def _lines(self, full: bool) -> dict[str, Line]:
+    def _measured(self, full: bool) -> dict[str, Measured]:
         if full:
-            return {n: self._digest(n, dtype) for n, dtype in self._given.items()}
-        lines = dict(self._weights.lines)
+            return {n: self._measure(n, dtype) for n, dtype in self._given.items()}
+        measured = dict(self._weights.measured)
         for name, dtype in self._given.items():
             group = next((names for names in self._storage.tied if name in names), [name])
-            for known in [n for n in group if n in lines]:
-                lines[known] = self._digest(known, dtype)
-        return lines
+            for known in [n for n in group if n in measured]:
+                measured[known] = self._measure(known, dtype)
+        return measured
 
-    def _digest(self, name: str, dtype: str) -> Line:
-        return _line(self._storage, self._buffers[self._storage.specs[name].buffer], name, dtype)
+    def _measure(self, name: str, dtype: str) -> Measured:
+        return measure(self._storage, self._buffers[self._storage.specs[name].buffer], name, dtype)
 
     def _faults_of(self, tensor: HostTensor) -> list[str]:
         spec = self._storage.specs.get(tensor.name)
@@ -247,7 +332,7 @@ def noise(weights: LiveWeights, keep: Callable[[str], bool]) -> Staged:
     return staging.seal(complete=True)
 
 
-def _line(storage: Storage, buffer: Buffer, name: str, dtype: str) -> Line:
+def measure(storage: Storage, buffer: Buffer, name: str, dtype: str) -> Measured:
     """A tensor in the dtype it was stored in; in the live dtype where it does not fit that exactly."""
     spec = storage.specs[name]
     sums = storage.sums(buffer, name, dtype)
@@ -255,4 +340,20 @@ def _line(storage: Storage, buffer: Buffer, name: str, dtype: str) -> Line:
         dtype, sums = spec.dtype, storage.sums(buffer, name, spec.dtype)
     if sums is None:
         raise InvariantBroken(f"{name} does not fit its own dtype {spec.dtype}")
-    return (dtype, spec.shape, finish(sums, dtype, spec.shape))
+    return measured_as(dtype, spec.shape, sums)
+
+
+def measured_as(dtype: str, shape: tuple[int, ...], sums: Sums) -> Measured:
+    """A tensor whose digest has these sums."""
+    return Measured((dtype, shape, finish(sums, dtype, shape)), sums)
+
+
+def _tell(changed: list[str]) -> None:
+    if changed:
+        raise WeightError(f"live tensors changed since they were attested: {shown(changed)}")
+
+
+def shown(items: list[str], between: str = ", ") -> str:
+    """The first few."""
+    more = f"{between}and {len(items) - FAULTS_SHOWN} more" if len(items) > FAULTS_SHOWN else ""
+    return between.join(items[:FAULTS_SHOWN]) + more

@@ -108,7 +108,9 @@ class SlowCompute:
     def __init__(self) -> None:
         self.settings = EngineSettings(MODEL)
         self.go, self.entered = threading.Event(), threading.Event()
-        self.core = SimpleNamespace(weights=SimpleNamespace(stage_folder=self.stage_folder), fenced=None)
+        self.core = SimpleNamespace(
+            weights=SimpleNamespace(stage_folder=self.stage_folder, audit=lambda _stop: -1), fenced=None
+        )
         self.attested = Attested("w", "a" * 32, 0.0)
         self.fault: WeightError | None = None
 
@@ -117,7 +119,7 @@ class SlowCompute:
         assert self.go.wait(10)
         if self.fault is not None:
             raise self.fault
-        return SimpleNamespace(manifest=None, root="a" * 32)
+        return SimpleNamespace(manifest=None, root="a" * 32, nothing=False)
 
     async def do(self, work: Any, deadline_s: float) -> Any:
         return Activated(Attested("w", "a" * 32, 0.0), 3, 0.0)
