@@ -2,24 +2,11 @@
    pattern) after the write, less those before it, from values read in the target itself. The reference is in
    turnout/engine/patches.py. */
 
+#include "digest.h"
 #include "products.h"
 #include <stdint.h>
 
-#define M1 0xff51afd7ed558ccdULL
-#define M2 0xc4ceb9fe1a85ec53ULL
-#define M3 0x9e3779b97f4a7c15ULL
-#define M4 0xd6e8feb86659fd93ULL
 #define RUN 1024 /* elements at a time: read, written, read again and mixed while they are in the first cache */
-
-static inline uint64_t first(uint64_t x) {
-    x ^= x >> 33; x *= M1; x ^= x >> 33; x *= M2; x ^= x >> 33;
-    return x;
-}
-
-static inline uint64_t second(uint64_t x) {
-    x = (x + M3) * M4; x ^= x >> 32; x *= M4; x ^= x >> 29;
-    return x;
-}
 
 /* index: ascending or not, each once; positions: in the whole tensor. Not `write`: what writing would move. A live
    pattern is digested as its upper part, from bit `shift` on. */
@@ -39,8 +26,7 @@ static inline uint64_t second(uint64_t x) {
                 for (int64_t i = 0; i < n; i++) after[i] = bits[start + i];                               \
             }                                                                                             \
             for (int64_t i = 0; i < n; i++) {                                                             \
-                uint64_t at = (uint64_t)positions[start + i];                                             \
-                uint64_t key = (at << 32) ^ ((at >> 32) * M3);                                            \
+                uint64_t key = place((uint64_t)positions[start + i]);                                     \
                 uint64_t x = key ^ (uint64_t)(after[i] >> shift), y = key ^ (uint64_t)(before[i] >> shift); \
                 lo += first(x) - first(y);                                                                \
                 hi += second(x) - second(y);                                                              \

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
 from turnout.weights.buckets import TENSORS_MAX
-from turnout.weights.changes import Change, position_type
+from turnout.weights.changes import Change, ascending, position_type
 from turnout.weights.tensors import ITEM_BYTES, UNSIGNED
 
 DELTA_BUCKET = "delta_bucket"  # as load_format and in delta_formats
@@ -100,8 +100,7 @@ def unpack(data: NDArray[np.uint8], placed: Iterable[Part]) -> Iterator[Change]:
             raise WeightError(f"{part.name}: bytes {part.start} to {part.end} of a bucket of {data.size}")
         positions = data[part.start : part.start + part.count * kind.itemsize].view(kind)
         bits = data[part.bits : part.bits + part.count * ITEM_BYTES[part.dtype]]
-        inside = part.count == 0 or (positions[0] >= 0 and positions[-1] < math.prod(part.shape))
-        if not inside or np.any(positions[1:] <= positions[:-1]):
+        if not ascending(positions, math.prod(part.shape)):
             raise WeightError(f"{part.name}: positions outside the tensor, or not ascending")
         typed = bits.view(UNSIGNED[ITEM_BYTES[part.dtype]])
         yield Change(part.name, part.dtype, part.shape, positions, typed)
