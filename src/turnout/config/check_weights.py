@@ -64,4 +64,19 @@ def quantised_engines(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--engine-quantization", c.engine_quantization, reason, "use one rank per engine")
 
 
-WEIGHT_CHECKS = (pair_is_legal, encoding_is_used, engine_applies_deltas, quantised_engines)
+def engines_of_an_update(c: RunConfig) -> Iterator[Fault]:
+    if c.min_engines is not None and c.min_engines > c.rollout_num_engines:
+        reason = f"the run has {c.rollout_num_engines} engines (--rollout-num-engines)"
+        yield Fault("--min-engines", str(c.min_engines), reason, "give a smaller number")
+    if c.max_engine_lag and c.schedule in ("sync", "pipelined"):
+        reason = f"the {c.schedule} schedule asks no engine that is behind"
+        yield Fault("--max-engine-lag", str(c.max_engine_lag), reason, "leave it out")
+
+
+WEIGHT_CHECKS = (
+    pair_is_legal,
+    encoding_is_used,
+    engine_applies_deltas,
+    quantised_engines,
+    engines_of_an_update,
+)

@@ -21,6 +21,7 @@ class RunStarted(Event):
     seed: int
     schedule: str
     max_lag: int
+    trust_label: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class StepTrained(Event):
 
 @dataclass(frozen=True)
 class VersionPublished(Event):
+    """Committed when all of `required` that are not fenced have attested it, and `at_least` so many."""
+
     version: str
     incarnation: int
     counter: int
@@ -93,6 +96,25 @@ class VersionPublished(Event):
     step: int
     bytes: int
     required: list[str]
+    at_least: int = 1
+
+
+@dataclass(frozen=True)
+class VersionPrepared(Event):
+    """The engine can put the version into place; it serves what it served."""
+
+    engine: str
+    version: str
+
+
+@dataclass(frozen=True)
+class EngineFenced(Event):
+    """No request goes to the engine until it has attested a committed version. `version` is the one that it failed
+    to take, empty where there is none."""
+
+    engine: str
+    version: str
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ its export counts as done at 0 steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from turnout.core.events import (
+    EngineFenced,
     EngineReady,
     Event,
     GroupCompleted,
@@ -19,6 +21,7 @@ from turnout.core.events import (
     VersionAborted,
     VersionAttested,
     VersionCommitted,
+    VersionPrepared,
     VersionPublished,
 )
 from turnout.core.version import label_counter
@@ -96,37 +99,91 @@ def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
 
 
 def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
-    """Invariant 5: a version is committed only after every required engine computed the published root digest
-    itself, from its memory or by checksum. The base is required of every engine that is ready."""
+    """Invariant 5: a version is committed only after every required engine that was not fenced meanwhile computed
+    the published root digest itself, from its memory or by checksum (in a run that trusts labels: named it), and
+    these were enough. The base is required of every engine that is ready."""
     base = base_version(log)
-    roots: dict[str, str] = {}
-    required: dict[str, set[str]] = {}
-    proved: dict[str, set[str]] = {}
+    trusted = TRUSTED_LEVELS
+    updates: dict[str, _Required] = {}
     ready: set[str] = set()
     for event in log:
-        if isinstance(event, EngineReady):
+        if isinstance(event, RunStarted) and event.trust_label:
+            trusted = TRUSTED_LEVELS | {"label"}
+        elif isinstance(event, EngineReady):
             ready.add(event.engine)
         elif isinstance(event, VersionPublished):
-            roots[event.version], required[event.version] = event.root, set(event.required)
-        elif isinstance(event, VersionAttested) and event.level in TRUSTED_LEVELS:
-            if event.version == base:
-                roots.setdefault(
-                    event.version, event.root
-                )  # the first engine's; the others must agree with it
-            if event.root == roots.get(event.version):
-                proved.setdefault(event.version, set()).add(event.engine)
+            updates[event.version] = _Required(event.root, set(event.required), event.at_least)
+        elif isinstance(event, EngineFenced) and event.version in updates:
+            updates[event.version].engines.discard(event.engine)
+        elif isinstance(event, VersionAttested) and event.level in trusted:
+            if event.version == base:  # the first engine's root; the others must agree with it
+                updates.setdefault(event.version, _Required(event.root, ready, 1))
+            update = updates.get(event.version)
+            if update is not None and event.root == update.root:
+                update.proved.add(event.engine)
         elif isinstance(event, VersionCommitted):
-            needs = ready if event.version == base else required.get(event.version)
-            yield from _unproved(event.version, needs, proved.get(event.version, set()))
+            yield from _unproved(event.version, updates.get(event.version))
 
 
-def _unproved(version: str, required: set[str] | None, proved: set[str]) -> Iterator[str]:
-    if required is None:
+@dataclass
+class _Required:
+    """What the commit of a version needs, and who proved it."""
+
+    root: str
+    engines: set[str]
+    at_least: int
+    proved: set[str] = field(default_factory=set[str])
+
+
+def _unproved(version: str, update: _Required | None) -> Iterator[str]:
+    if update is None:
         yield f"{version} was committed but never published"
-    elif not required:
+        return
+    missing = update.engines - update.proved
+    if not update.engines:
         yield f"{version} was committed without any required engine"
-    elif required - proved:
-        yield f"{version} was committed without the proof of {', '.join(sorted(required - proved))}"
+    elif missing:
+        yield f"{version} was committed without the proof of {', '.join(sorted(missing))}"
+    elif len(update.engines) < update.at_least:
+        yield f"{version} was committed by {len(update.engines)} engines, {update.at_least} are needed"
+
+
+def engines_activate_what_they_prepared(log: Sequence[Event]) -> Iterator[str]:
+    """Invariant 4: in an update an engine attests the version only after it had prepared it while it served."""
+    required: dict[str, set[str]] = {}
+    prepared: set[tuple[str, str]] = set()
+    committed: set[str] = set()
+    for event in log:
+        if isinstance(event, VersionPublished):
+            required[event.version] = set(event.required)
+        elif isinstance(event, VersionPrepared):
+            prepared.add((event.engine, event.version))
+        elif isinstance(event, VersionCommitted):
+            committed.add(event.version)
+        elif isinstance(event, VersionAttested) and event.version not in committed:
+            asked = event.engine in required.get(event.version, set())
+            if asked and (event.engine, event.version) not in prepared:
+                yield f"engine {event.engine} attested {event.version}, which it had not prepared"
+
+
+def tentative_engines_are_fenced(log: Sequence[Event]) -> Iterator[str]:
+    """Invariant 4: an engine that attested a version which was then aborted is fenced before a group is taken or
+    the next version is published."""
+    serving: dict[str, str] = {}
+    fenced: set[str] = set()
+    aborted: set[str] = set()
+    for event in log:
+        if isinstance(event, VersionAttested):
+            serving[event.engine] = event.version
+            fenced.discard(event.engine)
+        elif isinstance(event, EngineFenced):
+            fenced.add(event.engine)
+        elif isinstance(event, VersionAborted):
+            aborted.add(event.version)
+        elif isinstance(event, GroupTaken | VersionPublished):
+            for engine, version in serving.items():
+                if version in aborted and engine not in fenced:
+                    yield f"engine {engine} attested {version}, which was aborted, and was not fenced"
 
 
 def counters_only_rise(log: Sequence[Event]) -> Iterator[str]:
@@ -179,6 +236,8 @@ VERSION_RULES = (
     lag_is_bounded,
     sync_trains_the_current_version,
     commits_are_attested,
+    engines_activate_what_they_prepared,
+    tentative_engines_are_fenced,
     counters_only_rise,
     versions_end_once,
     sync_commits_every_step,

@@ -8,7 +8,7 @@ nor engine changes what is sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from turnout.rollout.rewards import RewardRunner
 from turnout.serving.client import EngineClient
 
 BUSY_PAUSE_S = 0.2
+Routes = Callable[[], Sequence[EngineClient]]
 
 
 class Decoder(Protocol):
@@ -47,17 +48,18 @@ class GroupFailed(Exception):
 
 
 class Generator:
-    """Makes trajectories and groups on a set of engines. Engines take requests in turn by group."""
+    """Makes trajectories and groups on engines. `routes` names those that may be asked now, in a fixed order; they
+    take requests in turn by group."""
 
     def __init__(
         self,
-        engines: Sequence[EngineClient],
+        routes: Routes,
         rewards: RewardRunner,
         decoder: Decoder,
         clock: Clock,
         ids: IdSource = random_id,
     ) -> None:
-        self._engines, self._rewards, self._decoder, self._clock = list(engines), rewards, decoder, clock
+        self._routes, self._rewards, self._decoder, self._clock = routes, rewards, decoder, clock
         self._ids = ids
         self.tokens_made = 0
 
@@ -77,7 +79,8 @@ class Generator:
     async def sample(self, prompt: Prompt, plan: SamplingPlan, seed: int, turn: int) -> Trajectory:
         """One unscored trajectory; `turn` chooses the engine. EngineBusy is tried again until the deadline."""
         params = replace(plan.params, sampling_seed=seed)
-        engine = self._engines[turn % len(self._engines)]
+        engines = self._routes()
+        engine = engines[turn % len(engines)]
         request = GenerateRequest(self._ids(), prompt.token_ids, params, extra_key=engine.version)
         reply = await self._answered(engine, request, plan.deadline_s)
         self.tokens_made += len(reply.output_ids)

@@ -40,6 +40,6 @@ async def score(
         with suppress(EngineError):  # a foreign engine has no attestation to give; its replies name a version
             client.version = (await client.attest(ATTEST_DEADLINE_S)).label
         rewards = RewardRunner(load_reward(config.reward), clock, config.reward_timeout_s)
-        generator = Generator([client], rewards, tokenizer, clock)
+        generator = Generator(lambda: [client], rewards, tokenizer, clock)
         sets: list[EvalSet] = [*plan.sets, *plan.before_only]
         return [await evaluate(generator, rewards, data, SeedTree(*EVAL_SEEDS)) for data in sets]

@@ -139,7 +139,14 @@ class Session:
             book = GroupBook(events)
             schedule = SCHEDULES[self.config.schedule]
             events.emit(
-                RunStarted(self._run_id, INCARNATION, self.config.seed, schedule.name, schedule.max_lag)
+                RunStarted(
+                    self._run_id,
+                    INCARNATION,
+                    self.config.seed,
+                    schedule.name,
+                    schedule.max_lag,
+                    self.config.trust_label,
+                )
             )
             reporter = RunReporter(events, metrics, panel, self._phases, self._clock)
             self.outcome.curves = reporter.curves
@@ -173,11 +180,11 @@ class Session:
             await check_engines(config, clients)
             origin = Origin(trainer, inputs.model, INCARNATION)
             transport, base = await open_plane(config, store, self._clock, origin, self._run_id)
-            updater = Updater(transport, clients, events, self._clock, wiring.stock_engine(config))
+            updater = Updater(transport, clients, events, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             gate = LagGate(SCHEDULES[config.schedule].max_lag)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
-            generator = Generator(clients, rewards, inputs.tokenizer, self._clock)
+            generator = Generator(updater.fleet.routable, rewards, inputs.tokenizer, self._clock)
             evals = EvalRuns(inputs.evals, generator, rewards, events, self._phases)
             self.outcome.evals = evals
             collector = Collector(inputs.source, book, generator, SeedTree(config.seed))
@@ -234,7 +241,7 @@ class Session:
     @staticmethod
     async def _expected(trainer: TrainerThread, updater: Updater) -> dict[str, str] | None:
         """What stock engines must report of the base weights; None where there are none."""
-        stock = updater.stock
+        stock = updater.policy.stock
         if stock is None:
             return None
         what = "the base weights to be digested as SGLang does"

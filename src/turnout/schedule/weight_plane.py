@@ -19,8 +19,8 @@ from turnout.serving.client import EngineClient
 from turnout.train.backend import TrainBackend
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.snapshot import Snapshot
+from turnout.transfer.transport import Transport
 from turnout.transfer.transports import TransportPlan, make_transport
-from turnout.transfer.updater import Transport
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.digest import root_of

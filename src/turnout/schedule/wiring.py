@@ -15,6 +15,7 @@ from turnout.rollout.worker import SamplingPlan
 from turnout.serving.launcher import EngineLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OptimizerSettings, TrainerSettings
+from turnout.transfer.updater import UpdatePolicy
 from turnout.weights.stock_checksums import StockEngine
 
 ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
@@ -79,6 +80,11 @@ def sglang_launch(config: RunConfig, index: int, model: Path, logs: Path) -> Sgl
 def stock_engine(config: RunConfig) -> StockEngine | None:
     """What kind of stock engines the run has; None: none."""
     return StockEngine(config.dtype, config.sglang_device) if config.engine == "sglang" else None
+
+
+def update_policy(config: RunConfig) -> UpdatePolicy:
+    """What an update may do without."""
+    return UpdatePolicy(config.min_engines, config.max_engine_lag, config.trust_label, stock_engine(config))
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

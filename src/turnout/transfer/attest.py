@@ -10,29 +10,37 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from turnout.core.errors import WeightError
+from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation
 from turnout.weights.stock_checksums import disagreement
 
 TRUSTED_LEVELS = ("memory", "checksum")
 
 
-def check_level(engine: str, found: Attestation) -> None:
-    """Raises WeightError where an engine can only name its weights, not prove them."""
-    if found.level not in TRUSTED_LEVELS:
-        raise WeightError(
-            f"engine {engine} can only name its weights (level {found.level!r}), not prove them"
-        )
+def proved(
+    engine: str,
+    found: Attestation,
+    version: WeightVersion,
+    expected: Mapping[str, str] | None,
+    trust_label: bool = False,
+) -> Attestation:
+    """The attestation with what is known beyond it: the root of `version`, at level "checksum" where the checksums
+    are those `expected` of that version (None: there are no stock engines), at level "label" where the engine names
+    it and `trust_label` takes its word for it.
 
-
-def proved(engine: str, found: Attestation, root: str, expected: Mapping[str, str] | None) -> Attestation:
-    """The attestation with what comparing it with the trainer's checksums adds: `root` at level "checksum".
-
-    `expected` are the checksums of the version `root`, None where there are no stock engines. Raises WeightError
-    where they differ from what the engine reports, or where nothing is proved."""
+    Raises WeightError where checksums differ, or where nothing is proved."""
     if found.checksums and expected is not None:
         fault = disagreement(expected, found.checksums)
         if fault is not None:
             raise WeightError(f"engine {engine} says {found.label}, but holds other weights: {fault}")
-        found = replace(found, root=root, level="checksum")
-    check_level(engine, found)
-    return found
+        return replace(found, root=version.root, level="checksum")
+    if found.level in TRUSTED_LEVELS:
+        return found
+    if not trust_label:
+        raise WeightError(
+            f"engine {engine} can only name its weights (level {found.level!r}), not prove them; "
+            "--trust-label takes its word"
+        )
+    if found.label != version.label:
+        raise WeightError(f"engine {engine} says that it holds {found.label}, not {version.label}")
+    return replace(found, root=version.root)

@@ -12,7 +12,7 @@ import logging
 from turnout.core.errors import InvariantBroken
 from turnout.core.version import WeightVersion
 from turnout.transfer.snapshot import Snapshot, Survey
-from turnout.transfer.updater import Export
+from turnout.transfer.transport import Export
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from turnout.core.version import WeightVersion
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.disk import DiskTransport
 from turnout.transfer.snapshot import Survey
-from turnout.transfer.updater import Export, Ready
+from turnout.transfer.transport import Export, Ready
 from turnout.weights.anchors import DeltaSize, NextForm, next_form
 from turnout.weights.store import Published, WeightStore
 
@@ -36,8 +36,9 @@ class DeltaDiskTransport(DiskTransport):
         self._anchor_of: tuple[Export, int] | None = None  # export and train step, where one is due
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
-        work = asyncio.to_thread(self._publish, export, train_step)
-        return await self.clock.within(deadline_s, "the weights to be written", work)
+        return await self._worker.run(
+            "the weights to be written", lambda: self._publish(export, train_step), deadline_s
+        )
 
     async def committed(self, version: WeightVersion) -> None:
         await asyncio.to_thread(self.base.committed, version)

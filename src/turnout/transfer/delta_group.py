@@ -14,17 +14,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from turnout.core.errors import DeadlineExceeded, EngineError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
-from turnout.placement.tasks import together
-from turnout.serving.client import EngineClient
+from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.weights_client import BucketFlags, EngineWeights
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.group import GroupTransport
+from turnout.transfer.outcomes import outcomes
 from turnout.transfer.snapshot import Survey
 from turnout.transfer.stream import Bucket
-from turnout.transfer.updater import Export, Ready
+from turnout.transfer.transport import Export, Ready
 from turnout.weights.delta_bucket import DELTA_BUCKET, Part, cut, nbytes, pack
 from turnout.weights.store import WeightStore
 
@@ -42,20 +41,19 @@ class DeltaGroupTransport(GroupTransport):
         self._sent = False
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:  # noqa: ARG002
-        work = asyncio.to_thread(self._look, export)
-        return await self.clock.within(deadline_s, "the weights to be compared", work)
+        return await self._worker.run("the weights to be compared", lambda: self._look(export), deadline_s)
 
     async def prepare(
         self, ready: Ready, export: Export, engines: Sequence[EngineClient], deadline_s: float
     ) -> dict[str, Exception | None]:
-        try:
-            held = await together(engine.attest(deadline_s) for engine in engines)
-        except (EngineError, DeadlineExceeded) as fault:
-            return {engine.engine_id: fault for engine in engines}
+        held = await outcomes(engines, lambda engine: engine.attest(deadline_s))
+        silent = {name: found for name, found in held.items() if isinstance(found, Exception)}
+        if silent:
+            return dict(silent)
         whole, root = self._whole, self.base.version.root
-        for engine, found in zip(engines, held):
-            if found.root != root:
-                whole = f"engine {engine.engine_id} holds {found.root}, changes would be relative to {root}"
+        for name, found in held.items():
+            if isinstance(found, Attestation) and found.root != root:
+                whole = f"engine {name} holds {found.root}, changes would be relative to {root}"
         if whole:
             log.info("%s is sent whole: %s", ready.version.label, whole)
         self.base_root, self._sent = None if whole else root, False

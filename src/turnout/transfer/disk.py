@@ -1,41 +1,43 @@
 """Versions through a shared directory: a full checkpoint is published, every engine stages it, then serves it.
 
-Promises: a version is written whole or not at all; what nobody needs any more is removed after a commit
-(turnout.weights.retention).
+Promises: a version is written whole or not at all; a folder that an engine loads without looking is checked first;
+what nobody needs any more is removed after a commit (turnout.weights.retention).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
+from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.weights_client import EngineWeights
-from turnout.transfer.updater import Export, Ready
+from turnout.transfer.outcomes import outcomes
+from turnout.transfer.transport import Export, Ready
+from turnout.transfer.worker import Worker
 from turnout.weights.loadable import check_loadable
 from turnout.weights.store import WeightStore
 
-T = TypeVar("T")
-
 
 class DiskTransport:
-    """A Transport (turnout.transfer.updater) over a WeightStore."""
+    """A Transport (turnout.transfer.transport) over a WeightStore."""
 
     def __init__(self, store: WeightStore, clock: Clock, keep_all: bool = False) -> None:
         self.store, self.clock = store, clock
         self._keep_all = keep_all
+        self._worker = Worker(clock)
         self._prepared: dict[str, str] = {}  # by engine, the set that it staged
         self.load_format = "auto"  # of the version published last
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
-        work = asyncio.to_thread(self.store.publish, export(), train_step)
-        written = await self.clock.within(deadline_s, "the weights to be written", work)
-        return Ready(written.version, written.bytes, written.folder)
+        def write() -> Ready:
+            written = self.store.publish(export(), train_step)
+            return Ready(written.version, written.bytes, written.folder)
+
+        return await self._worker.run("the weights to be written", write, deadline_s)
 
     async def prepare(
         self,
@@ -45,19 +47,20 @@ class DiskTransport:
         deadline_s: float,
     ) -> dict[str, Exception | None]:
         """Embedded engines stage the folder. A stock one loads whatever lies there: the folder is checked."""
-        folder = _folder(ready)
-        self._prepared = {}
+        folder, label = _folder(ready), ready.version.label
+        end = self.clock.now() + deadline_s
+        if not all(engine.stages for engine in engines):
+            await self._check(folder, deadline_s)
+        left = max(0.001, end - self.clock.now())
 
         async def stage(engine: EngineClient) -> None:
             if engine.stages:
-                weights, label = EngineWeights(engine), ready.version.label
-                made = await weights.prepare(str(folder), label, deadline_s, self.load_format)
+                weights = EngineWeights(engine)
+                made = await weights.prepare(str(folder), label, left, self.load_format)
                 self._prepared[engine.engine_id] = made
-                return
-            work = asyncio.to_thread(check_loadable, folder)
-            await self.clock.within(deadline_s, f"{folder} to be checked", work)
 
-        return await _each(engines, stage)
+        self._prepared = {}
+        return await outcomes(engines, stage)
 
     async def activate(
         self, ready: Ready, engines: Sequence[EngineClient], deadline_s: float
@@ -71,7 +74,7 @@ class DiskTransport:
             await EngineWeights(engine).activate(self._prepared[engine.engine_id], deadline_s)
             return await engine.attest(max(0.001, end - self.clock.now()))
 
-        return await _each(engines, put)
+        return await outcomes(engines, put)
 
     async def committed(self, version: WeightVersion) -> None:
         if not self._keep_all:
@@ -80,22 +83,24 @@ class DiskTransport:
     async def aborted(self, version: WeightVersion) -> None:
         """Engines drop a prepared set by themselves, at the next one or after their own deadline."""
 
+    async def catch_up(
+        self, version: WeightVersion, engine: EngineClient, deadline_s: float
+    ) -> Attestation | None:
+        """Loads the version's folder; None for a version that has none here, as the base."""
+        folder = (self.store.root / version.directory).resolve()
+        if not folder.is_dir():
+            return None
+        end = self.clock.now() + deadline_s
+        if not engine.stages:
+            await self._check(folder, deadline_s)
+        left = max(0.001, end - self.clock.now())
+        return await engine.update_from_disk(str(folder), version.label, left)
+
+    async def _check(self, folder: Path, deadline_s: float) -> None:
+        await self._worker.run(f"{folder} to be checked", lambda: check_loadable(folder), deadline_s)
+
 
 def _folder(ready: Ready) -> Path:
-    assert ready.folder is not None, "this transport publishes folders"
+    if ready.folder is None:
+        raise WeightError(f"{ready.version.label} lies in no folder")
     return ready.folder.resolve()
-
-
-async def _each(
-    engines: Sequence[EngineClient], work: Callable[[EngineClient], Awaitable[T]]
-) -> dict[str, T | Exception]:
-    """The outcome of every engine, by its id; the fault of one leaves the others alone."""
-
-    async def one(engine: EngineClient) -> T | Exception:
-        try:
-            return await work(engine)
-        except (EngineError, WeightError, DeadlineExceeded) as fault:
-            return fault
-
-    found = await asyncio.gather(*map(one, engines))
-    return {engine.engine_id: outcome for engine, outcome in zip(engines, found)}

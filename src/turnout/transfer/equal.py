@@ -15,7 +15,7 @@ from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.weights_client import EngineWeights
-from turnout.transfer.updater import Export, Ready, Transport
+from turnout.transfer.transport import Export, Ready, Transport
 from turnout.weights.digest import root_of
 
 
@@ -67,6 +67,11 @@ class EqualityChecked:
 
         outcomes = await asyncio.gather(*map(checked, engines))
         return {engine.engine_id: outcome for engine, outcome in zip(engines, outcomes)}
+
+    async def catch_up(
+        self, version: WeightVersion, engine: EngineClient, deadline_s: float
+    ) -> Attestation | None:
+        return await self.inner.catch_up(version, engine, deadline_s)
 
     async def committed(self, version: WeightVersion) -> None:
         await self.inner.committed(version)

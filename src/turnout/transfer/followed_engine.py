@@ -19,7 +19,7 @@ from turnout.core.version import WeightVersion
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.serving.sglang_client import SglangClient
-from turnout.transfer.attest import check_level, proved
+from turnout.transfer.attest import proved
 from turnout.weights.stock_checksums import DTYPES, StockEngine, stock_checksums
 from turnout.weights.tensors import HostTensor
 
@@ -73,14 +73,13 @@ class HttpEngine:
     async def prove(self, version: WeightVersion, tensors: Tensors, deadline_s: float) -> str:
         client = await self._known()
         found = await client.attest(deadline_s)
-        if self._stock is None:
-            check_level(self.name, found)
-        elif found.checksums or not self._trust_label:
+        expected = None
+        if self._stock is not None and found.checksums:
             expected = await asyncio.to_thread(stock_checksums, tensors(), self._stock)
-            found = proved(self.name, found, version.root, expected)
-        held = found.root if found.level != "label" else version.root
-        if held != version.root or found.label != version.label:
-            raise WeightError(f"{self.name} serves {found.label} ({held}), not {version.label}")
+        trusted = self._trust_label and self._stock is not None
+        found = proved(self.name, found, version, expected, trusted)
+        if found.root != version.root or found.label != version.label:
+            raise WeightError(f"{self.name} serves {found.label} ({found.root}), not {version.label}")
         client.version = version.label
         return found.level
 

@@ -1,8 +1,8 @@
 """Versions through a process group: the trainer is rank 0 and broadcasts, every rank of every engine receives.
 
 The backend is Gloo, made directly over a TCP store of the trainer under the keys that SGLang 0.5.23 looks for.
-Promises: the group is made at the first update and kept; after any failure it is destroyed on both sides and
-made anew, under another name, for the next update; a broadcast ends with the update's deadline.
+Promises: the group is made at the first update and kept; after any failure, and when other engines take
+part, it is destroyed on both sides and made anew, under another name; a broadcast ends with the update's deadline.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class _Group:
     """One group that stands. `store` holds the meeting point open."""
 
     name: str
+    members: tuple[str, ...]
     store: dist.TCPStore
     backend: Any  # ProcessGroupGloo; torch's stubs know no methods of it
 
@@ -46,8 +47,11 @@ class GroupTransport(StreamTransport):
         self._made = 0
 
     async def open(self, engines: Sequence[EngineWeights], deadline_s: float) -> None:
-        if self._group is not None:
+        members = tuple(engine.client.engine_id for engine in engines)
+        known = all(engine.client.holds is not None for engine in engines)
+        if self._group is not None and self._group.members == members and known:
             return
+        await self.close(engines)
         self._made += 1
         name = f"turnout-{self._made}"
         ranks = [await engine.ranks() for engine in engines]
@@ -62,7 +66,7 @@ class GroupTransport(StreamTransport):
         meetings = [Meeting(name, host, store.port, offset, world) for offset in offsets]
         joins = [engine.join(meeting, deadline_s) for engine, meeting in zip(engines, meetings)]
         mine = asyncio.to_thread(_backend, store, name, world, limit)
-        self._group = _Group(name, store, None)  # from here on `close` tells the engines to leave it
+        self._group = _Group(name, members, store, None)  # from here on `close` tells the engines to leave it
         *_, backend = await together([*joins, mine])
         self._group.backend = backend
 
@@ -84,8 +88,8 @@ class GroupTransport(StreamTransport):
         mine = asyncio.to_thread(_broadcast, self._group.backend, data, limit)
         await together([*(call(engine, self._group.name) for engine in engines), mine])
 
-    async def close(self, engines: Sequence[EngineWeights], failed: bool) -> None:
-        if not failed or self._group is None:
+    async def close(self, engines: Sequence[EngineWeights]) -> None:
+        if self._group is None:
             return
         group, self._group = self._group, None
         await asyncio.gather(*(engine.leave(group.name, DROP_DEADLINE_S) for engine in engines))

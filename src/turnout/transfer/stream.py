@@ -8,7 +8,7 @@ tensors, so what was sent wrongly is never current; after a failure every engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
@@ -17,7 +17,9 @@ from turnout.core.version import WeightVersion
 from turnout.placement.tasks import together
 from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.weights_client import BucketFlags, EngineWeights
-from turnout.transfer.updater import Export, Ready
+from turnout.transfer.outcomes import outcomes
+from turnout.transfer.transport import Export, Ready
+from turnout.transfer.worker import Worker
 from turnout.weights.buckets import buckets
 from turnout.weights.digest import root_digest, tensor_digest
 from turnout.weights.store import WeightStore
@@ -32,6 +34,7 @@ class StreamTransport:
     def __init__(self, store: WeightStore, clock: Clock, bucket_bytes: int) -> None:
         self.store, self.clock = store, clock
         self._bucket_bytes = bucket_bytes
+        self._worker = Worker(clock)
         self._receivers: list[EngineWeights] = []  # of the update under way
         self._unsent: Export | None = None
         self.base_root: str | None = None  # what the update under way is relative to; None: to nothing
@@ -56,8 +59,8 @@ class StreamTransport:
         """Has an engine put into place what it was sent."""
         await engine.end(deadline_s)
 
-    async def close(self, engines: Sequence[EngineWeights], failed: bool) -> None:
-        """Takes down what no longer serves; never raises for an engine that does not answer."""
+    async def close(self, engines: Sequence[EngineWeights]) -> None:
+        """Takes down what a failure left; never raises for an engine that does not answer."""
 
     async def publish(
         self,
@@ -65,35 +68,53 @@ class StreamTransport:
         train_step: int,  # noqa: ARG002 - no manifest says it
         deadline_s: float,
     ) -> Ready:
-        work = asyncio.to_thread(self._fix, export)
-        return await self.clock.within(deadline_s, "the weights to be digested", work)
+        return await self._worker.run("the weights to be digested", lambda: self._fix(export), deadline_s)
 
     async def prepare(
         self, ready: Ready, export: Export, engines: Sequence[EngineClient], deadline_s: float
     ) -> dict[str, Exception | None]:
-        """A stock engine serves what it is sent at once: where there is one, sending waits for `activate`."""
+        """A stock engine serves what it is sent at once: where there is one, sending waits for `activate`.
+
+        A bucket reaches all receivers or counts for none: where one fails the others are not in the answer."""
         self._receivers = [EngineWeights(engine) for engine in engines]
         if not all(engine.stages for engine in engines):
             self._unsent = export
             return {engine.engine_id: None for engine in engines}
-        fault = await self._guarded(ready, self._send(ready, export, deadline_s), deadline_s)
-        return {engine.engine_id: fault for engine in engines}
+        fault = await self._fault_of_sending(ready, export, deadline_s)
+        if fault is None:
+            return {engine.engine_id: None for engine in engines}
+        return await _culprits(engines, fault)
 
     async def activate(
         self, ready: Ready, engines: Sequence[EngineClient], deadline_s: float
     ) -> dict[str, Attestation | Exception]:
-        found: list[Attestation] = []
-        fault = await self._guarded(ready, self._put(ready, found, deadline_s), deadline_s)
-        if fault is not None:
-            return {engine.engine_id: fault for engine in engines}
-        self._receivers = []
-        return {engine.engine_id: attested for engine, attested in zip(engines, found)}
+        end = self.clock.now() + deadline_s
+        if self._unsent is not None:
+            fault = await self._fault_of_sending(ready, self._unsent, deadline_s)
+            if fault is not None:  # whatever a stock engine got of it, it serves
+                return {engine.engine_id: fault for engine in engines}
+        left = max(0.001, end - self.clock.now())
+
+        async def put(engine: EngineClient) -> Attestation:
+            try:
+                await self.end(EngineWeights(engine), ready, left)
+                return await engine.attest(max(0.001, end - self.clock.now()))
+            except EngineError:
+                await EngineWeights(engine).drop(DROP_DEADLINE_S)
+                raise
+
+        found = await outcomes(engines, put)
+        self._receivers, self._unsent = [], None
+        return found
 
     async def committed(self, version: WeightVersion) -> None:
         """Nothing is kept of a version."""
 
     async def aborted(self, version: WeightVersion) -> None:  # noqa: ARG002 - one at a time
         await self._drop()
+
+    async def catch_up(self, version: WeightVersion, engine: EngineClient, deadline_s: float) -> None:
+        """Nothing is kept of a version: the engine waits for the next update."""
 
     def _fix(self, export: Export) -> Ready:
         lines: dict[str, tuple[str, tuple[int, ...], str]] = {}
@@ -105,13 +126,11 @@ class StreamTransport:
             size += tensor.nbytes
         return Ready(self.store.record(root_digest(lines)), size)
 
-    async def _guarded(
-        self, ready: Ready, work: Coroutine[Any, Any, None], deadline_s: float
-    ) -> Exception | None:
-        """Why the work failed; what engines have staged is dropped then."""
+    async def _fault_of_sending(self, ready: Ready, export: Export, deadline_s: float) -> Exception | None:
+        """Why the buckets did not reach all receivers; what these have staged is dropped then."""
         what = f"version {ready.version.label} to reach {len(self._receivers)} engines"
         try:
-            await self.clock.within(deadline_s, what, work)
+            await self.clock.within(deadline_s, what, self._send(ready, export, deadline_s))
         except (EngineError, WeightError, DeadlineExceeded) as fault:
             await self._drop()
             return fault
@@ -121,7 +140,7 @@ class StreamTransport:
         receivers, self._receivers, self._unsent = self._receivers, [], None
         if receivers:
             await asyncio.gather(*(each.drop(DROP_DEADLINE_S) for each in receivers))
-            await self.close(receivers, failed=True)
+            await self.close(receivers)
 
     async def _send(self, ready: Ready, export: Export, deadline_s: float) -> None:
         end = self.clock.now() + deadline_s
@@ -130,23 +149,25 @@ class StreamTransport:
             return max(0.001, end - self.clock.now())
 
         engines = self._receivers
+        stale = [engine for engine in engines if engine.client.holds is None]
+        await asyncio.gather(*(engine.drop(DROP_DEADLINE_S) for engine in stale))  # what a failure left begun
         await self.open(engines, left())
         await together(engine.begin(left(), self.base_root) for engine in engines)
         async for bucket, last in ahead(self.cut(export)):
             # the label goes with the last bucket, since a stock SGLang shows it at once
             await self.send(bucket, engines, BucketFlags(ready.version.label if last else None, last, left()))
 
-    async def _put(self, ready: Ready, found: list[Attestation], deadline_s: float) -> None:
-        """Fills `found` with what the receivers attest, in their order."""
-        end = self.clock.now() + deadline_s
-        if self._unsent is not None:
-            await self._send(ready, self._unsent, deadline_s)
-            self._unsent = None
-        left = max(0.001, end - self.clock.now())
-        await together(self.end(engine, ready, left) for engine in self._receivers)
-        left = max(0.001, end - self.clock.now())
-        found += await together(engine.client.attest(left) for engine in self._receivers)
-        await self.close(self._receivers, failed=False)
+
+async def _culprits(engines: Sequence[EngineClient], fault: Exception) -> dict[str, Exception | None]:
+    """Which engines a failed sending is put down to: those that do not answer now; else the one that the fault
+    names; else all."""
+    answers = await outcomes(engines, lambda engine: engine.attest(DROP_DEADLINE_S))
+    silent = {name: answer for name, answer in answers.items() if isinstance(answer, Exception)}
+    if silent:
+        return dict(silent)
+    if isinstance(fault, EngineError) and fault.engine_id in answers:
+        return {fault.engine_id: fault}
+    return {engine.engine_id: fault for engine in engines}
 
 
 async def ahead(items: Iterator[Bucket]) -> AsyncIterator[tuple[Bucket, bool]]:

@@ -10,7 +10,7 @@ from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.delta_disk import DeltaDiskTransport
 from turnout.transfer.disk import DiskTransport
 from turnout.transfer.equal import EqualityChecked
-from turnout.transfer.updater import Transport
+from turnout.transfer.transport import Transport
 from turnout.weights.store import WeightStore
 
 

@@ -1,28 +1,32 @@
 """The life of one weight update, as a table. Pure: it knows neither clock, disk nor HTTP.
 
-    IDLE -> PUBLISHING -> ACTIVATING -> COMMITTED
-                 \\             \\
-                  +-------------+--> ABORTED
+    IDLE -> PUBLISHING -> PREPARING -> ACTIVATING -> COMMITTED
+      |          |            |             |
+      +----------+------------+-------------+------> ABORTED
 
-The required engines are fixed when the update begins. The version is committed when every one of them has
-attested the very root digest that was published, and by nothing else; the first engine that fails or attests
-another root aborts the update, and every engine that was asked to activate is then fenced, since what it
-holds is unknown or tentative. `step` returns the next state and what to do, in order; the driver does the
-first thing before the second.
+The required engines are fixed when the update begins; each has a state of its own (turnout.weights.engine_machine).
+The version is committed when every required engine that is not fenced has attested the very root digest that was
+published, and these are at least `at_least`; by nothing else. An engine that fails is fenced; with fewer than
+`at_least` left the update is aborted. Then every engine that was told to activate is fenced too, since what it
+holds is unknown or tentative; one that was not still serves what it served. Nothing changes an update that ended.
+`step` returns the next state and what to do, in order; the driver does the first thing before the second.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from turnout.core.errors import IllegalTransition
 from turnout.core.machine import Table
+from turnout.weights.engine_machine import ENGINE_TABLE, Engine, Fact
 
 
 class Phase(StrEnum):
     IDLE = "idle"
     PUBLISHING = "publishing"
+    PREPARING = "preparing"
     ACTIVATING = "activating"
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -30,12 +34,29 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Begin:
+    """`required` takes part; the version is committed with no fewer than `at_least` of them."""
+
     required: tuple[str, ...]
+    at_least: int
 
 
 @dataclass(frozen=True)
 class Published:
     root: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The engine can put the version into place at once."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
+class Go:
+    """Time to activate. `in_flight` are engines that still run requests: with one of them the update is aborted."""
+
+    in_flight: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,37 +67,54 @@ class Attested:
 
 @dataclass(frozen=True)
 class Failed:
-    """`engine` is None when publishing itself failed."""
+    """`engine` is None when the trainer's side failed: publishing, or the way to all engines."""
 
     engine: str | None
     reason: str
 
 
-Event = Begin | Published | Attested | Failed
+@dataclass(frozen=True)
+class Joined:
+    """An engine started, or started again, while the update ran: it holds nothing of it."""
+
+    engine: str
+
+
+Event = Begin | Published | Prepared | Go | Attested | Failed | Joined
 
 
 @dataclass(frozen=True)
 class Publish:
-    """Write the version."""
+    """Fix the version."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Bring the version to this engine while it serves."""
+
+    engine: str
 
 
 @dataclass(frozen=True)
 class Activate:
-    """Ask this engine to load the published version and attest it."""
+    """Have this engine put the version into place and attest it."""
 
     engine: str
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The version is now current."""
 
 
 @dataclass(frozen=True)
 class Fence:
-    """This engine holds unknown weights: unroutable until it attests a committed version."""
+    """This engine takes no request until it has attested a committed version."""
 
     engine: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The version is now current, and these engines serve it."""
+
+    engines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -86,18 +124,23 @@ class Abort:
     reason: str
 
 
-Effect = Publish | Activate | Commit | Fence | Abort
+Effect = Publish | Prepare | Activate | Fence | Commit | Abort
+Effects = tuple[Effect, ...]
+P = Phase
 
 TABLE: Table[Phase, type[Event]] = Table(
     "weight update",
     {
-        (Phase.IDLE, Begin): Phase.PUBLISHING,
-        (Phase.PUBLISHING, Published): Phase.ACTIVATING,
-        (Phase.PUBLISHING, Failed): Phase.ABORTED,
-        (Phase.ACTIVATING, Attested): Phase.ACTIVATING,  # COMMITTED with the last required one
-        (Phase.ACTIVATING, Failed): Phase.ABORTED,
-        (Phase.ABORTED, Attested): Phase.ABORTED,  # late answers change nothing
-        (Phase.ABORTED, Failed): Phase.ABORTED,
+        (P.IDLE, Begin): P.PUBLISHING,  # ABORTED with too few engines
+        (P.PUBLISHING, Published): P.PREPARING,
+        (P.PREPARING, Prepared): P.PREPARING,
+        (P.PREPARING, Go): P.ACTIVATING,  # ABORTED with a request in flight
+        (P.ACTIVATING, Prepared): P.ACTIVATING,
+        (P.ACTIVATING, Attested): P.ACTIVATING,  # COMMITTED with the last one
+        **{(at, Failed): at for at in (P.PUBLISHING, P.PREPARING, P.ACTIVATING)},  # may end it
+        **{(at, Joined): at for at in (P.PUBLISHING, P.PREPARING, P.ACTIVATING)},
+        **{(P.COMMITTED, late): P.COMMITTED for late in (Prepared, Attested, Failed, Joined)},
+        **{(P.ABORTED, late): P.ABORTED for late in (Published, Prepared, Go, Attested, Failed, Joined)},
     },
 )
 
@@ -105,41 +148,100 @@ TABLE: Table[Phase, type[Event]] = Table(
 @dataclass(frozen=True)
 class UpdateState:
     phase: Phase = Phase.IDLE
-    required: tuple[str, ...] = ()
+    at_least: int = 0
+    engines: Mapping[str, Engine] = field(default_factory=dict[str, Engine])
     root: str = ""
-    attested: tuple[str, ...] = ()
     reason: str = ""
 
+    def those(self, *states: Engine) -> tuple[str, ...]:
+        """The engines in one of these states, in the order in which they were named."""
+        return tuple(name for name, state in self.engines.items() if state in states)
 
-def step(state: UpdateState, event: Event) -> tuple[UpdateState, tuple[Effect, ...]]:
-    """The next state and its effects; raises IllegalTransition, changing nothing, for an event that the
-    table does not allow, no required engine or one named twice, an engine that is not required, or one that
-    attests twice."""
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Engines that the update still counts on."""
+        return tuple(n for n, state in self.engines.items() if state not in (Engine.FENCED, Engine.ABSENT))
+
+
+def step(state: UpdateState, event: Event) -> tuple[UpdateState, Effects]:
+    """The next state and its effects; raises IllegalTransition, changing nothing, for an event that one of the two
+    tables does not allow, for engines named twice or not at all, and for one that has no part in the update."""
     phase = TABLE.after(state.phase, type(event))
-    if isinstance(event, Begin):
-        if not event.required or len(set(event.required)) < len(event.required):
-            raise IllegalTransition(TABLE.name, state.phase, event)
-        return replace(state, phase=phase, required=event.required), (Publish(),)
-    if isinstance(event, Published):
-        effects = tuple(Activate(engine) for engine in state.required)
-        return replace(state, phase=phase, root=event.root), effects
-    if state.phase is Phase.ABORTED:
+    if state.phase in (Phase.COMMITTED, Phase.ABORTED):
         return state, ()
-    if event.engine is not None and event.engine not in state.required:
-        raise IllegalTransition(TABLE.name, state.phase, event)
-    if isinstance(event, Failed):
+    if isinstance(event, Begin):
+        return _begun(state, event)
+    if isinstance(event, Published):
+        moved = _moved(replace(state, phase=phase, root=event.root), Fact.PREPARE, state.live)
+        return moved, tuple(Prepare(engine) for engine in state.live)
+    if isinstance(event, Go):
+        return _going(state, event)
+    if isinstance(event, Joined) and event.engine not in state.engines:
+        return replace(state, engines={**state.engines, event.engine: Engine.ABSENT}), ()
+    if event.engine is None:
         return _aborted(state, event.reason)
-    if event.engine in state.attested:
+    if event.engine not in state.engines:
         raise IllegalTransition(TABLE.name, state.phase, event)
-    if event.root != state.root:
-        return _aborted(state, f"engine {event.engine} attested {event.root}, published was {state.root}")
-    attested = (*state.attested, event.engine)
-    if len(attested) < len(state.required):
-        return replace(state, attested=attested), ()
-    return replace(state, phase=Phase.COMMITTED, attested=attested), (Commit(),)
+    if isinstance(event, Prepared):
+        return _moved(state, Fact.PREPARED, (event.engine,)), ()
+    if isinstance(event, Attested):
+        _moved(state, Fact.ATTESTED, (event.engine,))  # raises where it may attest nothing
+        if event.root == state.root:
+            return _settled(_moved(state, Fact.ATTESTED, (event.engine,)))
+        return _failed(state, event.engine, f"attested {event.root}, published was {state.root}")
+    return _failed(state, event.engine, event.reason if isinstance(event, Failed) else "it started again")
 
 
-def _aborted(state: UpdateState, reason: str) -> tuple[UpdateState, tuple[Effect, ...]]:
-    touched = state.required if state.phase is Phase.ACTIVATING else ()
-    effects = (Abort(reason), *(Fence(engine) for engine in touched))
-    return replace(state, phase=Phase.ABORTED, reason=reason), effects
+def _begun(state: UpdateState, event: Begin) -> tuple[UpdateState, Effects]:
+    if len(set(event.required)) < len(event.required) or event.at_least < 1:
+        raise IllegalTransition(TABLE.name, state.phase, event)
+    begun = UpdateState(Phase.PUBLISHING, event.at_least, dict.fromkeys(event.required, Engine.BEHIND))
+    if len(event.required) < event.at_least:
+        return _aborted(begun, _too_few(begun))
+    return begun, (Publish(),)
+
+
+def _going(state: UpdateState, event: Go) -> tuple[UpdateState, Effects]:
+    if event.in_flight:
+        names = ", ".join(event.in_flight)
+        return _aborted(state, f"requests are in flight on {names}; the update needs every engine idle")
+    moved = _moved(replace(state, phase=Phase.ACTIVATING), Fact.ACTIVATE, state.live)
+    return moved, tuple(Activate(engine) for engine in state.live)
+
+
+def _failed(state: UpdateState, engine: str, reason: str) -> tuple[UpdateState, Effects]:
+    moved = _moved(state, Fact.FAILED, (engine,))
+    if moved.engines[engine] is state.engines[engine]:
+        return state, ()
+    fence = Fence(engine, reason)
+    if len(moved.live) < state.at_least:
+        why = reason if state.at_least == len(state.engines) else f"{_too_few(moved)}: {engine}: {reason}"
+        ended, effects = _aborted(moved, why if engine in why else f"engine {engine}: {why}")
+        return ended, (fence, *effects)
+    ended, effects = _settled(moved)
+    return ended, (fence, *effects)
+
+
+def _settled(state: UpdateState) -> tuple[UpdateState, Effects]:
+    """Committed where no engine that counts is still waited for."""
+    attested = state.those(Engine.TENTATIVE)
+    if state.phase is not Phase.ACTIVATING or attested != state.live:
+        return state, ()
+    served = _moved(replace(state, phase=Phase.COMMITTED), Fact.COMMITTED, tuple(state.engines))
+    return served, (Commit(attested),)
+
+
+def _aborted(state: UpdateState, reason: str) -> tuple[UpdateState, Effects]:
+    touched = state.those(Engine.ACTIVATING, Engine.TENTATIVE)
+    ended = _moved(replace(state, phase=Phase.ABORTED, reason=reason), Fact.ABORTED, tuple(state.engines))
+    fences = (Fence(engine, f"the update was aborted: {reason}") for engine in touched)
+    return ended, (Abort(reason), *fences)
+
+
+def _moved(state: UpdateState, fact: Fact, engines: tuple[str, ...]) -> UpdateState:
+    moved = {engine: ENGINE_TABLE.after(state.engines[engine], fact) for engine in engines}
+    return replace(state, engines={**state.engines, **moved})
+
+
+def _too_few(state: UpdateState) -> str:
+    return f"{len(state.live)} engines are left, {state.at_least} are needed"

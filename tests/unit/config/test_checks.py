@@ -59,6 +59,8 @@ REFUSED = [
     ),
     ([*STOCK, "--update-weight-mode", "delta"], "--update-weight-mode", "a stock SGLang applies no deltas"),
     ([*STOCK, "--rollout-num-gpus-per-engine", "2"], "--rollout-num-gpus-per-engine", "several ranks"),
+    (["--min-engines", "2"], "--min-engines", "the run has 1 engines"),
+    (["--max-engine-lag", "1"], "--max-engine-lag", "the sync schedule asks no engine that is behind"),
     (["--no-num-rollout"], "--num-rollout", "no end"),
     (["--global-batch-size", "7"], "--global-batch-size", "= 256 samples"),
     (["--num-steps-per-rollout", "3"], "--num-steps-per-rollout", "= 256 samples"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from turnout.core.events import (
+    EngineFenced,
     EngineLost,
     EngineReady,
     GroupCompleted,
@@ -19,6 +20,7 @@ from turnout.core.events import (
     VersionAborted,
     VersionAttested,
     VersionCommitted,
+    VersionPrepared,
     VersionPublished,
 )
 from turnout.observe.audit import MAX_DETAILS, RULES, audit, count_groups
@@ -53,6 +55,7 @@ def step(number: int) -> list:
         *(GroupTrained(name, number, [label(number)], 0) for name in names),
         StepTrained(number, 2, 16, 1),
         VersionPublished(label(made), 1, made, root(made), made, 1000, ENGINES),
+        *(VersionPrepared(engine, label(made)) for engine in ENGINES),
         *(VersionAttested(engine, label(made), root(made), "memory") for engine in ENGINES),
         VersionCommitted(label(made)),
     ]
@@ -87,6 +90,13 @@ def inserted(log: list, kind: type, *events, at: int = 0) -> list:
     """`events` before the `at`-th event of a kind."""
     index = find(log, kind, at)
     return [*log[:index], *events, *log[index:]]
+
+
+def fenced_on_the_way(log: list) -> list:
+    """The first update loses engine-1 after it was prepared; it attests the version once that is committed."""
+    at, end = find(log, VersionAttested, 3), find(log, VersionCommitted, 1) + 1
+    fenced = EngineFenced(ENGINES[1], label(1), "died")
+    return [*log[:at], fenced, *log[at + 1 : end], log[at], *log[end:]]
 
 
 def died(log: list) -> list:
@@ -175,6 +185,24 @@ PLANTED = [
     ),
     ("commits_are_attested", lambda log: changed(log, VersionPublished, required=[]), "without any required"),
     ("commits_are_attested", lambda log: without(log, VersionPublished), "never published"),
+    (
+        "commits_are_attested",
+        lambda log: fenced_on_the_way(changed(log, VersionPublished, at_least=2)),
+        "was committed by 1 engines, 2 are needed",
+    ),
+    (
+        "engines_activate_what_they_prepared",
+        lambda log: without(log, VersionPrepared),
+        "engine-0 attested v000001-",
+    ),
+    (
+        "tentative_engines_are_fenced",
+        lambda log: [
+            VersionAborted(event.version, "x") if event == VersionCommitted(label(1)) else event
+            for event in log
+        ],
+        "which was aborted, and was not fenced",
+    ),
     (
         "commits_are_attested",  # the proof comes too late
         lambda log: inserted(without(log, VersionAttested, 3), RunEnded, log[find(log, VersionAttested, 3)]),
@@ -289,3 +317,7 @@ def test_many_violations_are_cut():
 
 def test_an_empty_log_is_no_run():
     assert audit([]).failed_rules == ["log_opens_and_closes_once"]
+
+
+def test_an_update_that_lost_an_engine_and_had_enough_is_right() -> None:
+    assert audit(fenced_on_the_way(good())).failed == []

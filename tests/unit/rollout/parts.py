@@ -85,5 +85,5 @@ class Bench:
 
         self.rewards = RewardRunner(score, RealClock())
         clients = [engine.client(self.clock) for engine in engines]
-        self.generator = Generator(clients, self.rewards, Numbers(), self.clock)
+        self.generator = Generator(lambda: clients, self.rewards, Numbers(), self.clock)
         self.collector = Collector(self.source, self.book, self.generator, SEEDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,20 @@ import pytest
 from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
 from tests.unit.rollout.parts import Log
 from tests.weight_files import assets, model
-from turnout.core.errors import DeadlineExceeded, WeightError
-from turnout.core.events import VersionAborted, VersionAttested, VersionCommitted, VersionPublished
+from turnout.core.errors import WeightError
+from turnout.core.events import (
+    EngineFenced,
+    VersionAborted,
+    VersionAttested,
+    VersionCommitted,
+    VersionPrepared,
+    VersionPublished,
+)
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
 from turnout.transfer.disk import DiskTransport
-from turnout.transfer.updater import Updater
+from turnout.transfer.fleet import TRIES_MAX
+from turnout.transfer.updater import UpdatePolicy, Updater
 from turnout.weights.digest import root_of
 from turnout.weights.store import WeightStore
 from turnout.weights.verify import verify
@@ -30,7 +39,12 @@ class Deployment:
     """Two engines that serve the base weights, a store, an updater."""
 
     def __init__(
-        self, folder: Path, engines: list[ScriptedEngine], clock: Any = None, keep_all: bool = False
+        self,
+        folder: Path,
+        engines: list[ScriptedEngine],
+        clock: Any = None,
+        keep_all: bool = False,
+        policy: UpdatePolicy | None = None,
     ) -> None:
         clock = clock or RealClock()
         self.engines, self.log, self.folder = engines, Log(), folder / "w"
@@ -40,7 +54,7 @@ class Deployment:
             engine.root = BASE.root
         self.clients = [engine.client(clock) for engine in engines]
         self.transport = DiskTransport(self.store, clock, keep_all)
-        self.updater = Updater(self.transport, self.clients, self.log, clock)
+        self.updater = Updater(self.transport, self.clients, self.log, clock, policy)
 
     async def adopt(self) -> None:
         await self.updater.adopt(BASE, 20.0)
@@ -121,11 +135,11 @@ def test_an_update(tmp_path: Path) -> None:
         version = await d.update(1)
         assert version == d.updater.current == WeightVersion(0, 1, root_of(model(1)))
         assert d.updater.versions_committed == 1
-        assert d.updater.fenced == set()
+        assert d.updater.fleet.fenced == set()
         assert [(engine.label, engine.root) for engine in d.engines] == [(version.label, version.root)] * 2
         assert [client.version for client in d.clients] == [version.label] * 2
         assert [type(event) for event in d.log.events] == [
-            VersionPublished, VersionAttested, VersionAttested, VersionCommitted,
+            VersionPublished, VersionPrepared, VersionPrepared, VersionAttested, VersionAttested, VersionCommitted,
         ]  # fmt: skip
         published = d.log.events[0]
         assert (published.counter, published.root, published.step) == (1, version.root, 1)
@@ -185,16 +199,28 @@ FAILURES: list[tuple[str, Callable[[ScriptedEngine], None], str]] = [
     ("wrong root", wrong_root, "f" * 32),
     ("only named", only_named, "can only name its weights"),
     ("no attestation", lambda e: e.script("/weight_version", Answer(404, {})), "404"),
-    ("a request in flight", busy_with_a_request, "1 requests in flight"),
+    ("a request in flight", busy_with_a_request, "requests are in flight on e1"),
     ("an unknown load", lambda e: setattr(e, "load", {"busy": False}), "not understood"),
 ]
 
 
-@pytest.mark.parametrize(("how", "says"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
+def fenced_by(name: str) -> set[str]:
+    """An engine that was not told to activate still serves what it served."""
+    if name == "a request in flight":
+        return set()
+    return {"e1"} if name.startswith(("prepare", "no set", "an unknown load")) else {"e0", "e1"}
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "fenced"),
+    [(how, says, fenced_by(name)) for name, how, says in FAILURES],
+    ids=[row[0] for row in FAILURES],
+)
 def test_wgt_01_one_engine_of_two_fails(
-    how: Callable[[ScriptedEngine], None], says: str, tmp_path: Path
+    how: Callable[[ScriptedEngine], None], says: str, fenced: set[str], tmp_path: Path
 ) -> None:
-    """Aborted as a whole: both engines are fenced, the old version stays current, the folder is never it."""
+    """Aborted as a whole: engines of unknown weights are fenced, the old version stays current, the folder is never
+    it."""
 
     async def use(d: Deployment) -> None:
         await d.adopt()
@@ -206,7 +232,12 @@ def test_wgt_01_one_engine_of_two_fails(
         assert "e1" in str(caught.value)
         assert d.updater.current == BASE
         assert d.updater.versions_committed == 0
-        assert d.updater.fenced == {"e0", "e1"}
+        assert d.updater.fleet.fenced == fenced == {event.engine for event in d.log.of(EngineFenced)}
+        if "e0" in fenced:
+            with pytest.raises(WeightError, match="no engine may serve"):
+                d.updater.fleet.routable()
+        else:
+            assert d.clients[0] in d.updater.fleet.routable()
         (aborted,) = d.log.of(VersionAborted)
         assert aborted.version == WeightVersion(0, 1, root_of(model(1))).label
         assert says in aborted.reason
@@ -250,7 +281,7 @@ def test_an_engine_that_never_answers_is_cut_off(tmp_path: Path) -> None:
         with pytest.raises(WeightError, match=r"waited .* for engine e1 to answer /activate_weights"):
             await d.update(1)
         assert d.updater.current == BASE
-        assert d.updater.fenced == {"e0", "e1"}
+        assert d.updater.fleet.fenced == {"e0", "e1"}
 
     on(tmp_path, use, clock=Impatient())
 
@@ -263,7 +294,7 @@ def test_weights_that_cannot_be_written_abort_before_any_engine_is_asked(tmp_pat
         with pytest.raises(WeightError, match="exported twice"):
             await update.publish()
         assert [len(engine.calls) for engine in d.engines] == before
-        assert d.updater.fenced == set()
+        assert d.updater.fleet.fenced == set()
         assert len(d.log.of(VersionAborted)) == 1
         assert d.log.of(VersionPublished) == []
         assert d.folders() == []
@@ -321,19 +352,132 @@ def test_equal_weights_are_a_new_version_of_the_same_content(tmp_path: Path) -> 
     on(tmp_path, use)
 
 
-def test_a_deadline_of_the_whole_update_covers_writing(tmp_path: Path) -> None:
+def test_writing_past_the_deadline_is_never_current_and_the_next_update_waits_for_it(tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
+        blocked, real = threading.Event(), d.store.publish
 
-        class Late(RealClock):
-            async def within(self, seconds: float, what: str, work: Any) -> Any:
-                await asyncio.ensure_future(work)
-                raise DeadlineExceeded(what, seconds)
+        def slow(tensors: Any, step: int) -> Any:
+            assert blocked.wait(20)
+            return real(tensors, step)
 
-        d.transport.clock = Late()
+        d.store.publish = slow  # type: ignore[method-assign]
         with pytest.raises(WeightError, match=r"waited .* for the weights to be written"):
-            await d.update(1)
-        assert len(d.log.of(VersionAborted)) == 1
-        assert d.updater.current == BASE
+            await d.update(1, 0.05)
+        d.store.publish = real  # type: ignore[method-assign]
+        with pytest.raises(WeightError, match="earlier work to end before the weights to be written"):
+            await d.update(2, 0.05)
+        assert d.folders() == []
+        asyncio.get_running_loop().call_later(0.05, blocked.set)
+        version = await d.update(3)
+        assert version == d.updater.current == WeightVersion(0, 2, root_of(model(3)))
+        assert len(d.log.of(VersionAborted)) == 2 and d.updater.versions_committed == 1
+        assert [event.counter for event in d.log.of(VersionPublished)] == [2]
 
     on(tmp_path, use)
+
+
+def test_with_enough_engines_left_the_run_goes_on_and_the_next_update_heals(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        d.engines[1].script(ACTIVATE, Answer(500, b"boom"))
+        first = await d.update(1)
+        assert d.updater.current == first and d.updater.fleet.fenced == {"e1"}
+        assert d.updater.fleet.routable() == [d.clients[0]]
+        assert [(event.engine, event.version) for event in d.log.of(EngineFenced)] == [("e1", first.label)]
+        second = await d.update(2)
+        assert d.engines[1].root == second.root and d.updater.fleet.fenced == set()
+        assert d.updater.fleet.routable() == d.clients
+
+    on(tmp_path, use, policy=UpdatePolicy(min_engines=1))
+
+
+def test_too_few_engines_left_abort_and_say_so(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        for engine in d.engines:
+            engine.script(PREPARE, Answer(500, b"boom"))
+        with pytest.raises(WeightError, match=r"0 engines are left, 1 are needed: e1: .*boom"):
+            await d.update(1)
+        assert d.updater.current == BASE
+
+    on(tmp_path, use, policy=UpdatePolicy(min_engines=1))
+
+
+def test_an_engine_that_fails_again_and_again_is_left_out_until_it_joins(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        for step in range(1, TRIES_MAX + 1):
+            d.engines[1].script(PREPARE, Answer(500, b"boom"))
+            await d.update(step)
+        asked = len(d.engines[1].calls)
+        version = await d.update(TRIES_MAX + 1)
+        assert len(d.engines[1].calls) == asked and d.updater.fleet.fenced == {"e1"}
+        assert await d.updater.join(d.clients[1], 10.0)
+        assert d.engines[1].root == version.root and d.updater.fleet.routable() == d.clients
+        again = await d.update(TRIES_MAX + 2)
+        assert [engine.root for engine in d.engines] == [again.root] * 2
+
+    on(tmp_path, use, policy=UpdatePolicy(min_engines=1))
+
+
+def test_a_joiner_waits_for_the_update_under_way_and_loads_what_became_current(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        async with ScriptedEngine("e2") as late:
+            update = d.updater.begin(lambda: model(1), 1, 20.0)
+            await update.publish()
+            joining = asyncio.ensure_future(d.updater.join(late.client(), 10.0))
+            await update.prepare()
+            assert late.calls == [] and not joining.done()
+            version = await update.commit()
+            assert await joining
+            assert late.root == version.root and late.label == version.label
+            assert [client.engine_id for client in d.updater.fleet.routable()] == ["e0", "e1", "e2"]
+            (published,) = d.log.of(VersionPublished)
+            assert published.required == ["e0", "e1"]
+
+    on(tmp_path, use)
+
+
+def test_a_joiner_that_cannot_load_is_not_routable(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        await d.update(1)
+        async with ScriptedEngine("e2") as late:
+            late.script("/update_weights_from_disk", Answer(400, {"message": "not flushed"}))
+            assert not await d.updater.join(late.client(), 10.0)
+            assert d.updater.fleet.fenced == {"e2"} and d.updater.fleet.routable() == d.clients
+
+    on(tmp_path, use)
+
+
+def test_an_engine_that_ends_during_an_update_is_fenced_by_its_death(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        update = d.updater.begin(lambda: model(1), 1, 20.0)
+        await update.publish()
+        d.updater.lost("e1", "killed by SIGKILL")
+        await update.prepare()
+        version = await update.commit()
+        assert d.updater.fleet.fenced == {"e1"} and d.engines[1].root == BASE.root
+        assert d.updater.current == version
+
+    on(tmp_path, use, policy=UpdatePolicy(min_engines=1))
+
+
+def test_a_trusted_label_commits_and_another_does_not(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        for engine in d.engines:
+            engine.level, engine.label = "label", BASE.label
+        await d.adopt()
+        version = await d.update(1)
+        assert d.updater.current == version
+        assert {event.level for event in d.log.of(VersionAttested)} == {"label"}
+        d.engines[0].script(
+            "/weight_version", Answer(200, {"version": version.label, "root": "", "level": "label"})
+        )
+        with pytest.raises(WeightError, match=f"says that it holds {version.label}, not v000002"):
+            await d.update(2)
+
+    on(tmp_path, use, policy=UpdatePolicy(trust_label=True))

@@ -41,6 +41,20 @@ class WeightOptions(Options):
         unit="bytes",
         ge=2**20,
     )
+    min_engines: int | None = option(
+        None,
+        "Engines that an update needs. One that fails is fenced, and the run goes on as long as so many are left.",
+        unset="all",
+        ge=1,
+    )
+    max_engine_lag: int = option(
+        0,
+        "Train steps that an engine may be behind and still be asked; 0 in the schedules sync and pipelined.",
+        ge=0,
+    )
+    trust_label: bool = option(
+        False, "Believe an engine that can only name its weights, not prove them. Refused otherwise."
+    )
     update_weight_timeout_s: float = option(
         120.0, "Deadline of one update, from publishing to the last attestation.", unit="seconds", gt=0
     )

@@ -1,0 +1,92 @@
+"""The engines of a run: what each is known to hold, and which of them may be asked.
+
+Owns every engine's `holds`. Promises: an engine holds a version only after it attested it and the version was
+committed; a fenced engine holds nothing and takes no request; one that failed in `TRIES_MAX` updates in a row is
+asked in no further one until it joins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from turnout.core.errors import WeightError
+from turnout.core.events import EngineFenced
+from turnout.core.ports import EventSink
+from turnout.core.version import VersionConstraint
+from turnout.serving.client import EngineClient
+from turnout.weights.routing import Held, routable
+
+log = logging.getLogger(__name__)
+TRIES_MAX = 3
+
+
+class Fleet:
+    """See the module. `current` is the newest committed version."""
+
+    def __init__(
+        self, engines: Sequence[EngineClient], events: EventSink, min_engines: int | None, max_engine_lag: int
+    ) -> None:
+        """`min_engines`: how many an update needs, None: all of these."""
+        self.engines = {engine.engine_id: engine for engine in engines}
+        self.min_engines = len(engines) if min_engines is None else min_engines
+        self.max_engine_lag = max_engine_lag
+        self.current: Held | None = None
+        self._events = events
+        self._failures: dict[str, int] = {}
+        self._apart: set[str] = set()
+
+    @property
+    def fenced(self) -> set[str]:
+        """Engines of unknown or tentative weights."""
+        return {name for name, engine in self.engines.items() if engine.holds is None}
+
+    def required(self) -> tuple[str, ...]:
+        """The engines that take part in the next update; fenced ones too, which it heals."""
+        return tuple(
+            name
+            for name in self.engines
+            if name not in self._apart and self._failures.get(name, 0) < TRIES_MAX
+        )
+
+    def add(self, engine: EngineClient) -> None:
+        """A new engine, or one that started again: nothing is known of it, its failures are forgotten."""
+        self.engines[engine.engine_id] = engine
+        engine.holds = None
+        self._failures.pop(engine.engine_id, None)
+
+    def set_apart(self, engine_id: str, apart: bool) -> None:
+        """An engine that loads on its own has no part in updates until it has."""
+        (self._apart.add if apart else self._apart.discard)(engine_id)
+
+    def fence(self, engine_id: str, label: str, reason: str) -> None:
+        """No request goes to the engine until it holds a committed version again; `label` names the version that
+        it failed to take (empty: none)."""
+        self.engines[engine_id].holds = None
+        self._failures[engine_id] = self._failures.get(engine_id, 0) + 1
+        self._events.emit(EngineFenced(engine_id, label, reason))
+        log.warning("engine %s is fenced: %s", engine_id, reason)
+        if self._failures[engine_id] == TRIES_MAX:
+            log.warning(
+                "engine %s failed %d times in a row and is left out from now on", engine_id, TRIES_MAX
+            )
+
+    def hold(self, engine_id: str, held: Held) -> None:
+        """The engine attested a version that is committed."""
+        self.engines[engine_id].holds = held
+        self._failures.pop(engine_id, None)
+
+    def routable(self, minimum: VersionConstraint | None = None) -> list[EngineClient]:
+        """The engines that a request may go to, in a fixed order; raises WeightError where there is none."""
+        assert self.current is not None, "a base version is adopted before anything is routed"
+        found = [
+            engine
+            for engine in self.engines.values()
+            if routable(engine.holds, minimum, self.current, self.max_engine_lag)
+        ]
+        if not found:
+            fenced = ", ".join(sorted(self.fenced))
+            raise WeightError(
+                f"no engine may serve {minimum or self.current.version.label}; fenced: {fenced or 'none'}"
+            )
+        return found
