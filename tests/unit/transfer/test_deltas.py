@@ -189,7 +189,7 @@ def test_nothing_is_published_of_weights_with_a_nan(way: str, tmp_path: Path) ->
             await d.update(broken)
         assert d.store.newest_counter() == 0 and d.log.of(VersionPublished) == []
         assert d.engines[0].sent("/prepare_weights") == d.engines[0].sent("/begin_weight_update") == []
-        assert d.updater.fenced == set()
+        assert d.updater.fleet.fenced == set()
         tensors = few(finite_model(), 2)
         assert (await d.update(tensors)).counter == 1 and d.holds(tensors)
 
