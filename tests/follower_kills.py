@@ -3,8 +3,9 @@
     python -m tests.follower_kills --json benchmarks/results/follower_kills.json
 
 `scripted` kills one in a world of its own (tests/follower_world.py) at a step drawn evenly over the phases, some of
-them a second time while it recovers, half of them with a loss of power. After each: what lies on disk is, bit for
-bit, one of the versions that it could be; a restart ends at the newest; the engine serves just that.
+them a second time while it recovers, half of them with a loss of power. `real` sends SIGKILL to a process, beside a
+real engine, at instants drawn over the phases that it tells. After each: what lies on disk is, bit for bit, one of
+the versions that it could be; a restart ends at the newest; the engine serves just that.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.engine_process import EngineProcess
+from tests.engine_process import engine as engine_of
+from tests.followed import FollowerProcess, serves, stepped, tiny, tiny_publisher
 from tests.follower_world import World, make_store
 from tests.published import bits_of
 from turnout.transfer.follower import ATTEST, LOAD
+from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.local_checkpoint import (
     FETCH,
     JOURNAL_FSYNC,
@@ -30,9 +36,11 @@ from turnout.weights.local_checkpoint import (
     STATE_MOVE,
     SWITCH,
     VERIFY,
+    LocalCheckpoint,
 )
 
 PHASES = (FETCH, VERIFY, JOURNAL_WRITE, JOURNAL_FSYNC, OVERWRITE, STATE_MOVE, SWITCH, LOAD, ATTEST)
+EACH = 3
 Store = tuple[Path, dict[int, Any]]
 
 
@@ -100,16 +108,93 @@ def scripted_kills(seeds: range, folder: Path) -> Counter[str]:
     return table
 
 
+class RealKills:
+    """A follower process that is killed over and over beside one engine; `table` counts kills by the last phase
+    that the process told."""
+
+    def __init__(self, engine: EngineProcess, folder: Path, seed: int) -> None:
+        self.engine, self.folder, self.rng, self.seed = engine, folder, random.Random(seed), seed
+        self.store, self.host = folder / "weights", folder / "host"
+        self.publisher = tiny_publisher(self.store)
+        self.publisher.full()
+        self.table: Counter[str] = Counter()
+        self.follower = self._started()
+
+    def kill_in(self, phase: str) -> str:
+        """Publishes a version, kills the follower a moment after it has entered the phase, starts it again and
+        has it end at that version; returns the phase in which the kill came."""
+        before = self.publisher.version
+        after = stepped(self.publisher.now, self.rng.randrange(1 << 30))
+        full = phase == SWITCH or (phase in (FETCH, VERIFY) and self.rng.random() < 0.5)
+        version = self.publisher.full(after) if full else self.publisher.delta(after, "ranked")
+        self.follower.line(f"PHASE {phase}")
+        time.sleep(self.rng.choice([0.0, self.rng.random() * 0.01]))
+        self.follower.process.send_signal(signal.SIGKILL)
+        assert self.follower.ended()[0] == -signal.SIGKILL
+        told = [line.removeprefix("PHASE ") for line in self.follower.lines if line.startswith("PHASE ")]
+        self._looked(before.counter, version.counter)
+        self.follower = self._started()
+        assert serves(self.engine, version), f"seed {self.seed}: the engine serves another version"
+        assert bits_of(list(read_checkpoint(self.host))) == bits_of(after), f"seed {self.seed}: other weights"
+        self.table[told[-1]] += 1
+        return told[-1]
+
+    def _started(self) -> FollowerProcess:
+        """A follower that has proved the newest version."""
+        follower = FollowerProcess(
+            self.store, self.host, "--engine", self.engine.url, seed=self.rng.randrange(1 << 30)
+        )
+        follower.line(f"{self.publisher.version.label}  read")
+        return follower
+
+    def _looked(self, *counters: int) -> None:
+        copy = self.folder / "look"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.host, copy)
+        local = LocalCheckpoint(copy)
+        local.open()
+        held = local.held
+        local.close()
+        assert held is not None and held.counter in counters, f"seed {self.seed}: {held} of {counters}"
+        found = bits_of(list(read_checkpoint(copy)))
+        assert found == bits_of(self.publisher.history[held.counter]), f"seed {self.seed}: a mix"
+
+
+def real_kills(kills: int, folder: Path, seed: int = 0) -> Counter[str]:
+    """At least so many, and at least EACH in every phase; by phase."""
+    (folder / "engine").mkdir()
+    with engine_of(tiny()[0], folder / "engine") as running:
+        world = RealKills(running, folder, seed)
+        try:
+            while True:
+                lacking = [phase for phase in PHASES if world.table[phase] < EACH]
+                if not lacking and world.table.total() >= kills:
+                    return world.table
+                assert world.table.total() < 4 * kills, f"phases never met: {lacking}"
+                world.kill_in(world.rng.choice(lacking or PHASES))
+        finally:
+            world.follower.kill()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--scripted", type=int, default=400)
+    parser.add_argument("--real", type=int, default=30)
     arguments = parser.parse_args()
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        table = scripted_kills(range(arguments.scripted), Path(folder))
-    report = {"scripted": {"kills": arguments.scripted, "by_phase": {p: table[p] for p in PHASES}}}
-    report["seconds"] = round(time.monotonic() - began, 1)
+    report: dict[str, Any] = {}
+    for name, kills in (("scripted", arguments.scripted), ("real", arguments.real)):
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            run = (
+                scripted_kills(range(kills), Path(folder))
+                if name == "scripted"
+                else real_kills(kills, Path(folder))
+            )
+        rows = {phase: run[phase] for phase in PHASES}
+        assert min(rows.values()) >= EACH, rows
+        took = round(time.monotonic() - began, 1)
+        report[name] = {"kills": run.total(), "by_phase": rows, "seconds": took}
     arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 

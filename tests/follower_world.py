@@ -197,6 +197,7 @@ class WorldDepot(FolderDepot):
     def __init__(self, root: Path, fate: Fate, files: WorldFiles, visible: int) -> None:
         super().__init__(root, DiskStore())
         self.fate, self.files, self.visible, self.bytes_read = fate, files, visible, 0
+        self.fetched: list[str] = []
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         return {key: size for key, size in super().sizes(folder).items() if _counter(key) <= self.visible}
@@ -205,6 +206,7 @@ class WorldDepot(FolderDepot):
         self.fate.tick()
         data = (self.root / key).read_bytes()
         self.bytes_read += len(data)
+        self.fetched.append(key)
         self.files.made(target)
         target.write_bytes(data[: len(data) // 2])
         self.fate.tick()

@@ -67,16 +67,25 @@ def deltas(before: Sequence[HostTensor], after: Sequence[HostTensor]) -> list[Te
 class Publisher:
     """One run's store. `now` are the weights of the newest version."""
 
-    def __init__(self, root: Path, tensors: Sequence[HostTensor], run_id: str = RUN) -> None:
-        assets = root.parent / f"{root.name}-assets"
-        if not assets.exists():
-            assets.mkdir(parents=True)
+    def __init__(
+        self, root: Path, tensors: Sequence[HostTensor], run_id: str = RUN, assets: Path | None = None
+    ) -> None:
+        shard = SHARD if assets is None else 1 << 20
+        if assets is None:
+            assets = root.parent / f"{root.name}-assets"
+            assets.mkdir(parents=True, exist_ok=True)
             (assets / "config.json").write_text('{"model_type": "toy"}')
         self.root, self.now = root, list(tensors)
         self.version = WeightVersion(0, 0, root_of(tensors))
-        self.store = WeightStore(root, DiskStore(), assets, SHARD)
+        self.store = WeightStore(root, DiskStore(), assets, shard)
         self.store.open(run_id, 0, self.version.root)
         self.history: dict[int, list[HostTensor]] = {0: self.now}
+
+    def resume(self, incarnation: int, start: int) -> None:
+        """Goes on from the version with the counter `start` as a new incarnation; newer ones are abandoned."""
+        self.store.open(RUN, incarnation, root_of(self.history[0]), start)
+        self.now = self.history[start]
+        self.version = WeightVersion(0, start, root_of(self.now))
 
     def full(self, tensors: Sequence[HostTensor] | None = None) -> WeightVersion:
         return self._took(

@@ -33,7 +33,7 @@ from turnout.core.version import WeightVersion
 from turnout.transfer.followed_engine import FollowedEngine
 from turnout.weights.catalog import FOLLOWERS, Catalog, StoreReader
 from turnout.weights.chain import Route, cheapest
-from turnout.weights.local_checkpoint import FETCH, LocalCheckpoint
+from turnout.weights.local_checkpoint import FETCH, VERIFY, LocalCheckpoint
 from turnout.weights.manifest import FULL, WeightManifest
 from turnout.weights.verify import file_checksum
 
@@ -206,11 +206,11 @@ class Follower:
             if not (target.is_file() and file_checksum(target) == checksum):
                 self._reader.depot.fetch_file(f"{manifest.directory}/{name}", target)
                 self._read += target.stat().st_size
-                if file_checksum(target) != checksum:
-                    target.unlink()
-                    raise WeightError(
-                        f"{manifest.directory}/{name}: the bytes are not those that were written"
-                    )
+        self._phases.begin(VERIFY)
+        for name, checksum in manifest.checksums.items():
+            if file_checksum(folder / name) != checksum:
+                (folder / name).unlink()
+                raise WeightError(f"{manifest.directory}/{name}: the bytes are not those that were written")
 
     async def _serve(self, engine: FollowedEngine) -> str:
         """Has the engine serve what is held; returns why it does not yet."""

@@ -222,6 +222,65 @@ def test_a_file_changed_behind_its_back_is_found_and_replaced(store: Store, tmp_
     assert world.looked() == (6, bits_of(store[1][6]))
 
 
+def test_abandoned_versions_are_left(tmp_path: Path) -> None:
+    """The run is resumed from version 2: who holds that goes on by a delta, who holds 3 begins from a full one."""
+    root = tmp_path / "store" / "weights"
+    publisher = Publisher(root, first())
+    publisher.full()
+    publisher.delta(moved(publisher.now, 2))
+    publisher.delta(moved(publisher.now, 3))
+    ancestor, ahead = (World(root, publisher.history, tmp_path / f"host-{n}", 0) for n in (2, 3))
+    ancestor.life(2)
+    ahead.life(3)
+    publisher.resume(1, start=2)
+    publisher.delta(moved(publisher.now, 9))
+    ancestor.life(4)
+    assert [key[:12] for key in ancestor.depot.fetched] == ["weight_v0000"]
+    ahead.life(4)
+    assert len({key.split("/")[0] for key in ahead.depot.fetched}) == 3  # versions 1, 2 and 4
+    for world in (ancestor, ahead):
+        assert world.looked() == (4, bits_of(publisher.history[4]))
+        assert world.engine.tensors == bits_of(publisher.history[4])
+
+
+def test_equal_weights_under_another_name(tmp_path: Path) -> None:
+    root = tmp_path / "store" / "weights"
+    publisher = Publisher(root, first())
+    publisher.full()
+    publisher.delta(publisher.now)
+    world = World(root, publisher.history, tmp_path / "host", 0)
+    world.life(1)
+    world.life(2)
+    assert world.depot.bytes_read == 0
+    assert world.looked() == (2, bits_of(publisher.now))
+    assert world.engine.served_label == publisher.version.label
+
+
+def test_a_version_that_is_removed_while_it_is_fetched(store: Store, tmp_path: Path) -> None:
+    """Retention was faster: the follower looks again and takes another way."""
+    world = World(*store, tmp_path / "host", 0)
+    world.life(1)
+    follower = world.follower(Fate(), 6)
+    fetch = world.depot.fetch_file
+    gone = []
+
+    def removed(key: str, target: Path) -> None:
+        if not gone and "v000005" in key:
+            gone.append(key)
+            raise WeightError(f"{key}: no such file")
+        fetch(key, target)
+
+    world.depot.fetch_file = removed  # type: ignore[method-assign]
+
+    async def turns() -> None:
+        while follower.local.held is None or follower.local.held.counter < 6:
+            await follower.turn()
+
+    asyncio.run(turns())
+    follower.local.close()
+    assert gone and world.looked() == (6, bits_of(store[1][6]))
+
+
 def test_its_position_is_told(store: Store, tmp_path: Path) -> None:
     world = World(*store, tmp_path / "host", 0)
     world.life(3)

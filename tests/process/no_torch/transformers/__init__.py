@@ -1,0 +1,1 @@
+raise ImportError("transformers is not wanted here")
