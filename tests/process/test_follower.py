@@ -12,8 +12,13 @@ import pytest
 from tests.engine_process import EngineProcess
 from tests.engine_process import engine as engine_of
 from tests.followed import FollowerProcess, bytes_of, bytes_read, serves, stepped, tiny, tiny_publisher
+from tests.follower_kills import RealKills
+from tests.process.run_process import of_kind, train
 from tests.published import Publisher, bits_of
+from turnout.transfer.follower import LOAD
 from turnout.weights.checkpoint_io import read_checkpoint
+from turnout.weights.digest import root_of
+from turnout.weights.local_checkpoint import JOURNAL_FSYNC, OVERWRITE
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,50 @@ def test_offline_for_five_versions_then_only_the_newest(engine: EngineProcess, t
     assert status == 0, err
     assert bytes_read(lines[0]) <= 1.05 * bytes_of(store, "weight_v000001", *chain)
     assert bits_of(list(read_checkpoint(tmp_path / "late"))) == bits_of(publisher.now)
+
+
+def test_killed_three_times(engine: EngineProcess, tmp_path: Path) -> None:
+    world = RealKills(engine, tmp_path, 5)
+    try:
+        for phase in (JOURNAL_FSYNC, OVERWRITE, LOAD):
+            world.kill_in(phase)
+    finally:
+        world.follower.kill()
+    assert world.table.total() == 3
+
+
+def test_beside_a_run_of_turnout_train(engine: EngineProcess, tmp_path: Path) -> None:
+    """The follower waits for the store to appear, and ends where the run's own engine does."""
+    run, host = tmp_path / "run", tmp_path / "host"
+    follower = FollowerProcess(run / "weights", host, "--engine", engine.url)
+    try:
+        words = (
+            "--update-weight-mode",
+            "delta",
+            "--num-rollout",
+            "3",
+            "--no-plots",
+            "--eval-num-prompts",
+            "2",
+        )
+        status, _, err = train(run, *words, "--update-weight-disk-keep-files")
+        assert status == 0, err
+        committed, published = of_kind(run, "VersionCommitted"), of_kind(run, "VersionPublished")
+        newest = committed[-1]["version"]
+        assert len(published) == 3 and newest.startswith("v000003")
+        follower.line(f"{newest}  read")
+        assert follower.lines[0].startswith("nothing stays: ")
+        _, served = engine.call("/weight_version")
+        assert (served["version"], served["root"], served["level"]) == (
+            newest,
+            published[-1]["root"],
+            "memory",
+        )
+        assert root_of(read_checkpoint(host)) == published[-1]["root"]
+        follower.process.send_signal(signal.SIGTERM)
+        assert follower.ended()[0] == 0
+    finally:
+        follower.kill()
 
 
 def test_a_version_that_never_comes_has_a_deadline(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ look at the store -> route from what is held -> fetch, verify, journal, overwrit
 Promises: the store is the truth and only the newest version matters, so a late or lost look delays and never harms;
 an engine is asked to load only what was verified in full, and counts as serving a version only once it has proved
 it; what a fault leaves unknown is found out anew (`LocalCheckpoint.open`, a full load) before anything builds on
-it. A version that is not what it should be is tried FETCHES_MAX times, then routes go around it. An engine that
-answers LOADS_MAX loads wrongly, or does not prove the held version within `engine_deadline_s`, ends the follower.
+it. A version whose bytes are not what they should be is tried FETCHES_MAX times, then routes go around it. An
+engine that answers LOADS_MAX loads wrongly, or does not prove the held version within `engine_deadline_s`, ends the
+follower.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class Tools:
     clock: Clock
     phases: Phases
     say: Callable[[str], None]
+
+
+class NotFetched(WeightError):
+    """A file could not be had: gone, or the store does not answer. Says nothing about the version."""
 
 
 class Follower:
@@ -187,6 +192,8 @@ class Follower:
         try:
             take = self.local.load if manifest.kind == FULL else self.local.apply
             take(manifest, self._fetch)
+        except NotFetched:
+            raise
         except WeightError:
             self._refused[manifest.write_id] += 1
             raise
@@ -204,7 +211,10 @@ class Follower:
         for name, checksum in manifest.checksums.items():
             target = folder / name
             if not (target.is_file() and file_checksum(target) == checksum):
-                self._reader.depot.fetch_file(f"{manifest.directory}/{name}", target)
+                try:
+                    self._reader.depot.fetch_file(f"{manifest.directory}/{name}", target)
+                except WeightError as fault:
+                    raise NotFetched(str(fault)) from fault
                 self._read += target.stat().st_size
         self._phases.begin(VERIFY)
         for name, checksum in manifest.checksums.items():

@@ -235,7 +235,7 @@ def test_abandoned_versions_are_left(tmp_path: Path) -> None:
     publisher.resume(1, start=2)
     publisher.delta(moved(publisher.now, 9))
     ancestor.life(4)
-    assert [key[:12] for key in ancestor.depot.fetched] == ["weight_v0000"]
+    assert {key.split("/")[0] for key in ancestor.depot.fetched} == {"weight_v000004"}
     ahead.life(4)
     assert len({key.split("/")[0] for key in ahead.depot.fetched}) == 3  # versions 1, 2 and 4
     for world in (ancestor, ahead):
