@@ -47,7 +47,7 @@ def test_a_run_leaves_its_files_and_nothing_else(finished: tuple[Path, str]) -> 
     run = finished[0]
     assert processes_of(run) == []
     names = sorted(path.name for path in (run / "weights").iterdir())
-    assert names == ["PUBLISHED", "run.json", "weight_v000011", "weight_v000012"]
+    assert names == ["INCARNATIONS", "PUBLISHED", "run.json", "weight_v000011", "weight_v000012"]
     assert len(list((run / "weights" / "PUBLISHED").iterdir())) == 12
     assert (run / "plots" / "plots.png").stat().st_size > 10_000
     assert len(read_metrics(run / "metrics.jsonl")) >= 12

@@ -49,5 +49,5 @@ def test_a_run_is_the_same_whatever_way_the_weights_take(by_disk: Path, transpor
     assert curves(path) == curves(by_disk)
     assert processes_of(path) == []
     assert [row["leftovers"] for row in of_kind(path, "RunEnded")] == [[]]
-    assert sorted(p.name for p in (path / "weights").iterdir()) == ["PUBLISHED", "run.json"]
+    assert sorted(p.name for p in (path / "weights").iterdir()) == ["INCARNATIONS", "PUBLISHED", "run.json"]
     assert [name for name in os.listdir("/dev/shm") if name.startswith("turnout_")] == []  # noqa: PTH208

@@ -52,7 +52,7 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
         ("--run-dir", c.run_dir),
         ("--save", c.save),
         ("--save-hf", c.save_hf),
-        ("--update-weight-disk-dir", c.update_weight_disk_dir),
+        ("--update-weight-disk-dir", c.weight_folder),
     ):
         if path is None:
             continue
@@ -68,7 +68,7 @@ def outputs_are_folders(c: RunConfig) -> Iterator[Fault]:
         ("--run-dir", c.run_dir),
         ("--save", c.save),
         ("--save-hf", c.save_hf),
-        ("--update-weight-disk-dir", c.update_weight_disk_dir),
+        ("--update-weight-disk-dir", c.weight_folder),
     ):
         if path is not None and exists(path) and not is_folder(path):
             yield Fault(flag, path, "exists and is no folder", "give another path")

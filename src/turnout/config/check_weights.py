@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
+OBJECT_STORES = ("s3://", "gs://", "az://")
 PAIRS: dict[tuple[str, str], str | None] = {
     ("full", "disk"): None,
     ("full", "tensor"): None,
@@ -31,6 +32,20 @@ def pair_is_legal(c: RunConfig) -> Iterator[Fault]:
             f"or --update-weight-mode {same_transport} with {transport}"
         )
         yield Fault("--update-weight-mode", f"{mode} by {transport}", reason, remedy)
+
+
+def store_is_known(c: RunConfig) -> Iterator[Fault]:
+    url = c.weight_url
+    if url is not None and not url.startswith(OBJECT_STORES):
+        reason = "is no object store that is known here"
+        yield Fault("--update-weight-disk-dir", url, reason, f"use {' or '.join(OBJECT_STORES)}, or a folder")
+
+
+def hook_names_a_function(c: RunConfig) -> Iterator[Fault]:
+    path = c.custom_update_weight_post_write_path
+    if path is not None and not path.rpartition(":")[2].rpartition(".")[2].isidentifier():
+        remedy = "write package.module.function or path/to/file.py:function"
+        yield Fault("--custom-update-weight-post-write-path", path, "names no function", remedy)
 
 
 def encoding_is_used(c: RunConfig) -> Iterator[Fault]:
@@ -75,6 +90,8 @@ def engines_of_an_update(c: RunConfig) -> Iterator[Fault]:
 
 WEIGHT_CHECKS = (
     pair_is_legal,
+    store_is_known,
+    hook_names_a_function,
     encoding_is_used,
     engine_applies_deltas,
     quantised_engines,

@@ -94,6 +94,17 @@ class RunConfig(
         return None if self.rollout_max_context_len is None else self.rollout_max_context_len - 1
 
     @property
+    def weight_url(self) -> str | None:
+        """The object store to which versions are copied; None where --update-weight-disk-dir is a folder."""
+        given = self.update_weight_disk_dir
+        return given if given is not None and "://" in given else None
+
+    @property
+    def weight_folder(self) -> str | None:
+        """The folder of --update-weight-disk-dir; None where it is not given, or is an object store."""
+        return None if self.weight_url is not None else self.update_weight_disk_dir
+
+    @property
     def eval_response_limit(self) -> int:
         """Longest response in evaluation, in tokens."""
         given = self.eval_max_response_len

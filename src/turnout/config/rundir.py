@@ -17,7 +17,7 @@ MAX_RUNS = 1000
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of a run. `weights` may lie elsewhere (--update-weight-disk-dir)."""
+    """The files of a run. `weights` may lie elsewhere (--update-weight-disk-dir, where that is a folder)."""
 
     root: Path
     weights: Path
@@ -56,7 +56,7 @@ def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
     """Makes the run's directory: --run-dir, which must not hold a run, else `base`/NAME-NNN with the first number
     that is free. Raises ConfigError."""
     root = _numbered(config.run_name or "run", base) if config.run_dir is None else _expanded(config.run_dir)
-    given = config.update_weight_disk_dir
+    given = config.weight_folder
     paths = RunPaths(root.absolute(), (root / "weights" if given is None else _expanded(given)).absolute())
     if config.run_dir is not None:
         if paths.events.exists():

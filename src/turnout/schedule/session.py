@@ -43,12 +43,11 @@ from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightU
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.schedule import SCHEDULES
-from turnout.schedule.weight_plane import Origin, check_engines, open_plane
+from turnout.schedule.weight_plane import Origin, check_engines, make_store, open_plane
 from turnout.serving.launcher import Engine, HealthProbe, launch
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.transfer.updater import Updater
 from turnout.weights.stock_checksums import stock_checksums
-from turnout.weights.store import WeightStore
 
 log = logging.getLogger(__name__)
 ATTEST_DEADLINE_S = 60.0
@@ -174,9 +173,7 @@ class Session:
         try:
             await self._start(inputs, trainer, events)
             clients = [engine.client for engine in self._engines]
-            store = WeightStore(
-                self.paths.weights, self._files, inputs.model, config.update_weight_buffer_size
-            )
+            store = make_store(config, self.paths.weights, self._files, inputs.model)
             await check_engines(config, clients)
             origin = Origin(trainer, inputs.model, INCARNATION)
             transport, base = await open_plane(config, store, self._clock, origin, self._run_id)
@@ -196,7 +193,9 @@ class Session:
             )
 
             def place() -> Place:
-                return Place(inputs.source.position, self._current(updater))
+                version = self._current(updater)
+                store.pin(version)  # the checkpoint that is written now goes on from it
+                return Place(inputs.source.position, version)
 
             checkpoints = RunCheckpoints(_save_plan(config, inputs.model), self._files, trainer, place)
             parts = Parts(

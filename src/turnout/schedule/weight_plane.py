@@ -6,13 +6,14 @@ that cannot take what the run would send is refused before the first prompt.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import WeightError
-from turnout.core.ports import Clock
+from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
 from turnout.serving.client import EngineClient
@@ -24,7 +25,11 @@ from turnout.transfer.transports import TransportPlan, make_transport
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.digest import root_of
+from turnout.weights.hooks import load_hook
 from turnout.weights.manifest import FORMAT, FORMAT_VERSION
+from turnout.weights.mirror import Mirror
+from turnout.weights.object_depot import ObjectDepot
+from turnout.weights.retention import FollowerWatch
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import narrowed
 
@@ -43,6 +48,19 @@ class Origin:
     incarnation: int
 
 
+def make_store(config: RunConfig, root: Path, files: Store, checkpoint: Path) -> WeightStore:
+    """The run's store in the folder `root`, with its copy in an object store and its hook where they are asked
+    for; nothing is opened. Raises ConfigError for a hook, WeightError for a URL, that is no good."""
+    store = WeightStore(root, files, checkpoint, config.update_weight_buffer_size)
+    store.followers = FollowerWatch(config.follower_expiry)
+    if config.weight_url is not None:
+        store.mirror = Mirror(ObjectDepot(config.weight_url))
+    if config.custom_update_weight_post_write_path is not None:
+        flag = "--custom-update-weight-post-write-path"
+        store.post_write = load_hook(flag, config.custom_update_weight_post_write_path)
+    return store
+
+
 async def open_plane(
     config: RunConfig, store: WeightStore, clock: Clock, origin: Origin, run_id: str
 ) -> tuple[Transport, WeightVersion]:
@@ -55,7 +73,7 @@ async def open_plane(
     else:
         what = "the base weights to be digested"
         root = await origin.trainer.call(what, lambda t: base_root(t, origin.checkpoint))
-    store.open(run_id, origin.incarnation, root)
+    await asyncio.to_thread(store.open, run_id, origin.incarnation, root)
     version = WeightVersion(origin.incarnation, 0, root)
     base = None if snapshot is None else DeltaBase(snapshot, version, config.digest_audit_interval)
     plan = TransportPlan(

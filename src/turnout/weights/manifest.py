@@ -14,6 +14,7 @@ A version has one folder of its own, and may have others, that say the same anot
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ FORMAT, FORMAT_VERSION = "turnout-weights", 2
 FULL, DELTA = "full", "delta"
 MANIFEST, DONE = "manifest.json", "DONE"
 VERSION, ANCHOR, FOLD = "version", "anchor", "fold"
+_FOLDER = re.compile(r"(?:weight|anchor|fold)_v(?:\d{6,}-v)?(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,12 @@ class WeightManifest:
         return json.dumps(
             {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}, indent=1
         ).encode()
+
+
+def folder_counter(name: str) -> int | None:
+    """The counter of the version that a folder of this name holds; None where the name is none of a version."""
+    match = _FOLDER.fullmatch(name)
+    return int(match.group(1)) if match else None
 
 
 def parse_manifest(data: bytes, where: str) -> WeightManifest:

@@ -23,17 +23,25 @@ from turnout.core.errors import WeightError
 from turnout.core.ports import Store
 from turnout.core.rng import IdSource, random_id
 from turnout.core.version import WeightVersion
-from turnout.weights.catalog import FOLLOWERS, INCARNATIONS, RECORDS, Identity, StoreReader, version_of
+from turnout.weights.catalog import (
+    FOLLOWERS,
+    INCARNATIONS,
+    RECORDS,
+    Catalog,
+    Identity,
+    StoreReader,
+    version_of,
+)
 from turnout.weights.checkpoint_io import Written, copy_assets, write_checkpoint
 from turnout.weights.delta_io import TensorDelta, write_delta
 from turnout.weights.depot import FolderDepot
-from turnout.weights.manifest import ANCHOR, DELTA, FULL, VERSION, WeightManifest, seal
+from turnout.weights.manifest import ANCHOR, DELTA, FULL, VERSION, WeightManifest, folder_counter, seal
+from turnout.weights.mirror import Mirror
 from turnout.weights.ownership import Ownership
 from turnout.weights.retention import FollowerWatch, Holders, removable
 from turnout.weights.tensors import HostTensor
 from turnout.weights.verify import file_checksum
 
-_FOLDER = re.compile(r"(?:weight|anchor|fold)_v(?:\d{6,}-v)?(\d{6,})")
 _RECORD = re.compile(r"(\d{6,})\.json")
 FOLLOWER_EXPIRY_S = 3600.0
 PINS = 2  # as many checkpoints as a run keeps
@@ -63,7 +71,10 @@ class _Plan:
 
 class WeightStore:
     """The publisher's handle on a store. `assets` is the checkpoint whose config and tokenizer each version
-    carries; `shard_bytes` bounds a file, and with it the memory that a write holds (two files' worth)."""
+    carries; `shard_bytes` bounds a file, and with it the memory that a write holds (two files' worth).
+
+    To be set before `open`, where wanted: `mirror`, to which every version is copied before it counts as published;
+    `post_write`, called with each folder that is complete, before its record; `followers`, which of them live."""
 
     def __init__(
         self, root: Path, files: Store, assets: Path, shard_bytes: int, ids: IdSource = random_id
@@ -75,6 +86,9 @@ class WeightStore:
         self._topology: dict[str, Any] = {}
         self._committed: set[int] = set()
         self._pins: list[WeightVersion] = []
+        self._floor = 0
+        self.mirror: Mirror | None = None
+        self.post_write: Callable[[Path], None] | None = None
         self.followers = FollowerWatch(FOLLOWER_EXPIRY_S)
 
     def open(
@@ -94,16 +108,21 @@ class WeightStore:
             (self.root / RECORDS).mkdir(parents=True, exist_ok=True)
             config = self._assets / "config.json"
             model = file_checksum(config) if config.is_file() else ""
-            self._owner.join(Identity(run_id, model, base_root), incarnation, start, self._ids())
+            claim = (Identity(run_id, model, base_root), incarnation, start, self._ids())
+            self._owner.join(*claim)
             self._sweep()
+        if self.mirror is not None:
+            self.mirror.join(*claim)
+            self._floor = self.mirror.newest_counter()
         found = self._reader.look()
         self._committed = {n for n, version in found.records.items() if not found.lineage.abandoned(version)}
 
     def newest_counter(self) -> int:
         """The highest counter ever given out here, 0 where there is none."""
-        folders = [_FOLDER.fullmatch(name) for name in self._files.names(self.root)]
+        folders = [folder_counter(name) for name in self._files.names(self.root)]
         records = [_RECORD.fullmatch(name) for name in self._files.names(self.root / RECORDS)]
-        return max((int(match.group(1)) for match in [*folders, *records] if match), default=0)
+        given = [int(match.group(1)) for match in records if match]
+        return max(self._floor, *given, *(counter for counter in folders if counter is not None), 0)
 
     def publish(self, tensors: Iterable[HostTensor], step: int) -> Published:
         """Writes the next version in full and returns it; raises WeightError, leaving nothing half-written behind,
@@ -132,6 +151,7 @@ class WeightStore:
         with self._told("no version could be recorded"):
             version = WeightVersion(self._owner.incarnation, self.newest_counter() + 1, root)
             self._owner.publish(version, self._ids())
+        self._sync()
         return version
 
     def versions(self) -> list[WeightManifest]:
@@ -148,21 +168,34 @@ class WeightStore:
         """Removes what nobody needs any more (turnout.weights.retention) and returns the folders. Every required
         engine has attested `committed`; `engines` are what slower ones have. `now` is monotonic, in seconds."""
         self._committed.add(committed.counter)
+
+        def unneeded(found: Catalog, place: str) -> list[str]:
+            rows = {f"{place}/{name}": row for name, row in found.followers.items()}
+            return removable(
+                found.usable(),
+                Holders(
+                    self._owner.identity.base_root,
+                    frozenset(self._committed),
+                    (committed, *engines),
+                    tuple(version_of(rows[name], name) for name in self.followers.live(rows, now)),
+                    tuple(self._pins),
+                ),
+            )
+
         with self._told("an old version cannot be removed"):
             self._owner.check()
             found = self._reader.look()
-            live = self.followers.live(found.followers, now)
-            holders = Holders(
-                self._owner.identity.base_root,
-                frozenset(self._committed),
-                (committed, *engines),
-                tuple(version_of(found.followers[name], f"{FOLLOWERS}/{name}") for name in live),
-                tuple(self._pins),
-            )
-            gone = [*found.useless(committed), *removable(found.usable(), holders)]
+            gone = [*found.useless(committed), *unneeded(found, str(self.root))]
             for folder in gone:
                 self._files.remove_tree(self.root / folder)
+        if self.mirror is not None:
+            mirror = self.mirror.depot.name
+            self.mirror.retain(committed, lambda catalog: unneeded(catalog, mirror))
         return gone
+
+    def _sync(self) -> None:
+        if self.mirror is not None:
+            self.mirror.sync(self.root, self._reader.look())
 
     def _in_full(self, tensors: Iterable[HostTensor]) -> Callable[[Path], Written]:
         def write(staged: Path) -> Written:
@@ -189,8 +222,11 @@ class WeightStore:
                     if staged.exists():
                         self._files.remove_tree(staged)
                 raise
+            if self.post_write is not None:
+                self.post_write(self.root / made.directory)
             if plan.version is None:
                 self._owner.publish(made.version, write_id)
+        self._sync()
         return Published(made.version, self.root / made.directory, made.nbytes)
 
     def _stage(self, staged: Path, plan: _Plan, counter: int, write_id: str) -> WeightManifest:

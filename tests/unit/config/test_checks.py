@@ -34,6 +34,16 @@ REFUSED = [
         "--update-weight-mode",
         "use --update-weight-transport disk or group with delta, or --update-weight-mode full with tensor",
     ),
+    (
+        ["--update-weight-disk-dir", "ftp://host/a"],
+        "--update-weight-disk-dir",
+        "no object store that is known",
+    ),
+    (
+        ["--custom-update-weight-post-write-path", "hook.py:"],
+        "--custom-update-weight-post-write-path",
+        "names no function",
+    ),
     (["--update-weight-encoding", "packed"], "--update-weight-encoding", "full versions hold"),
     (
         [

@@ -27,12 +27,25 @@ class WeightOptions(Options):
     )
     update_weight_disk_dir: str | None = option(
         None,
-        "Folder that trainer and engines share. It belongs to one run.",
+        "Folder that trainer and engines share, or an object store (s3://, gs://, az://) to which versions are "
+        "copied for followers elsewhere. It belongs to one run.",
         unset="`weights` in the run directory",
         pattern=PATH,
     )
     update_weight_disk_keep_files: bool = option(
         False, "Keep every version. The two newest committed ones are kept otherwise."
+    )
+    follower_expiry: float = option(
+        3600.0,
+        "A follower that is silent for so long holds no version back any more.",
+        unit="seconds",
+        gt=0,
+    )
+    custom_update_weight_post_write_path: str | None = option(
+        None,
+        "Function called with the folder of each version before it is published: file.py:function.",
+        unset="none",
+        pattern=PATH,
     )
     update_weight_buffer_size: int = option(
         512 * 2**20,
