@@ -48,7 +48,10 @@ def tiny_publisher(root: Path) -> Publisher:
 class FollowerProcess:
     """One follower that torch and transformers are hidden from. Its lines of stdout come by `line`."""
 
-    def __init__(self, store: Path, host: Path, *words: str, seed: int | None = None) -> None:
+    def __init__(
+        self, store: Path, host: Path, *words: str, seed: int | None = None, deadline_s: float = DEADLINE_S
+    ) -> None:
+        self._deadline_s = deadline_s
         module = (
             ["turnout.cli.main", "weights", "follow"] if seed is None else ["tests.follower_child", str(seed)]
         )
@@ -65,12 +68,12 @@ class FollowerProcess:
 
     def line(self, text: str) -> str:
         """The next line with this text."""
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + self._deadline_s
         while True:
             try:
                 found = self._queue.get(timeout=max(0.01, end - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no {text!r} within {DEADLINE_S} s: {self.lines[-9:]}") from None
+                raise AssertionError(f"no {text!r} within {self._deadline_s} s: {self.lines[-9:]}") from None
             assert found is not None, f"ended before {text!r}: {self.lines[-5:]} {self.process.stderr.read()}"
             if text in found:
                 return found

@@ -8,6 +8,7 @@ import pytest
 
 from tests.sglang.conftest import Server
 from turnout.core.errors import EngineDead
+from turnout.core.version import WeightVersion
 from turnout.placement.guard import descendants
 from turnout.transfer.attest import proved
 from turnout.weights.checkpoint_io import read_checkpoint
@@ -29,7 +30,7 @@ def test_a_server_starts_proves_its_weights_and_leaves_nothing(sglang_python, mo
         assert all(b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family)
         found = server.do(server.client.attest(60.0))
         expected = stock_checksums(read_checkpoint(model), STOCK)
-        assert proved("engine-0", found, "ab" * 16, expected).level == "checksum"
+        assert proved("engine-0", found, WeightVersion(0, 1, "ab" * 16), expected).level == "checksum"
     finally:
         server.stop()
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
