@@ -1,4 +1,4 @@
-"""`turnout weights follow` beside a real SGLang, which knows nothing of deltas: each version is proved by checksums."""
+"""`turnout weights follow` beside a real SGLang: versions come as deltas, and each is proved by checksums."""
 
 from __future__ import annotations
 
