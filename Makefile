@@ -38,6 +38,7 @@ test-sglang: $(VENV)/installed
 # long proofs that `make test` has no time for
 soak: $(VENV)/installed
 	$(BIN)/python -m tests.engine_bugs --schedules 10000 --json benchmarks/results/schedules.json
+	$(BIN)/python -m tests.follower_kills --json benchmarks/results/follower_kills.json
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff format src tests benchmarks examples
