@@ -5,6 +5,7 @@ Every pair of mode and transport is in `PAIRS`: None is legal, a text says why i
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 from turnout.config.run_config import RunConfig
@@ -15,9 +16,11 @@ PAIRS: dict[tuple[str, str], str | None] = {
     ("full", "disk"): None,
     ("full", "tensor"): None,
     ("full", "group"): None,
+    ("full", "checkpoint-engine"): None,
     ("delta", "disk"): None,
     ("delta", "group"): None,
     ("delta", "tensor"): "a tensor travels as a handle of 64 bytes on one host, so a delta saves nothing",
+    ("delta", "checkpoint-engine"): "its receiver loads whole tensors only",
 }
 
 
@@ -88,6 +91,21 @@ def engines_of_an_update(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--max-engine-lag", str(c.max_engine_lag), reason, "leave it out")
 
 
+def checkpoint_engine_can_run(c: RunConfig) -> Iterator[Fault]:
+    if c.update_weight_transport != "checkpoint-engine":
+        return
+    reasons = []
+    if c.engine != "sglang":
+        reasons.append("only SGLang has its receiver")
+    elif c.sglang_device != "cuda":
+        reasons.append("its receiver runs on CUDA devices only")
+    if importlib.util.find_spec("zmq") is None:
+        reasons.append("pyzmq is not installed: `pip install turnout[checkpoint-engine]`")
+    if reasons:
+        remedy = "use --update-weight-transport disk, tensor or group"
+        yield Fault("--update-weight-transport", "checkpoint-engine", "; ".join(reasons), remedy)
+
+
 WEIGHT_CHECKS = (
     pair_is_legal,
     store_is_known,
@@ -96,4 +114,5 @@ WEIGHT_CHECKS = (
     engine_applies_deltas,
     quantised_engines,
     engines_of_an_update,
+    checkpoint_engine_can_run,
 )

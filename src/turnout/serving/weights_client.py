@@ -138,6 +138,12 @@ class EngineWeights:
         }
         await self._succeed("/update_weights_from_distributed", body, flags.deadline_s)
 
+    async def from_ipc(self, sockets: dict[str, str], label: str, deadline_s: float) -> None:
+        """Has a stock SGLang take one whole update from checkpoint-engine's sender at these ZeroMQ sockets, by
+        device uuid; returns when it serves it."""
+        body = {"zmq_handles": sockets, "flush_cache": True, "weight_version": label}
+        await self._succeed("/update_weights_from_ipc", body, deadline_s)
+
     async def leave(self, group: str, deadline_s: float) -> None:
         with contextlib.suppress(EngineError):
             await self.client.control("/destroy_weights_update_group", {"group_name": group}, deadline_s)

@@ -16,8 +16,8 @@ from turnout.weights.store import WeightStore
 
 @dataclass(frozen=True)
 class TransportPlan:
-    """`way` is disk, tensor or group; `keep_all` keeps every version's folder, where there are folders;
-    `encoding` is that of deltas on disk; `check_equal` compares live tensors after every update."""
+    """`way` is disk, tensor, group or checkpoint-engine; `keep_all` keeps every version's folder, where there are
+    folders; `encoding` is that of deltas on disk; `check_equal` compares live tensors after every update."""
 
     way: str
     bucket_bytes: int
@@ -41,6 +41,10 @@ def _full(plan: TransportPlan, store: WeightStore, clock: Clock) -> Transport:
         from turnout.transfer.tensor import TensorTransport  # noqa: PLC0415
 
         return TensorTransport(store, clock, plan.bucket_bytes)
+    if plan.way == "checkpoint-engine":
+        from turnout.transfer.checkpoint_engine import CheckpointEngineTransport  # noqa: PLC0415
+
+        return CheckpointEngineTransport(store, clock, plan.bucket_bytes)
     from turnout.transfer.group import GroupTransport  # noqa: PLC0415
 
     return GroupTransport(store, clock, plan.bucket_bytes)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from tests.unit.config.conftest import faults_of, only
 from turnout.config import checks, load
 from turnout.config.check_weights import PAIRS
 from turnout.config.checks import CHECKS
+from turnout.core.errors import ConfigError
 
 STOCK = ["--engine", "sglang"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
 REFUSED = [
     (["--sglang-device", "cpu"], "--sglang-device", "give --engine sglang"),
+    (["--update-weight-transport", "checkpoint-engine"], "--update-weight-transport", "only SGLang has"),
     (["--sglang-python", "p"], "--sglang-python", "give --engine sglang"),
     (["--sglang-args", '{"a": 1}'], "--sglang-args", "give --engine sglang"),
     ([*STOCK, "--engine-row-block", "32"], "--engine-row-block", "SGLang chooses"),
@@ -180,7 +184,7 @@ ACCEPTED = [
     *(
         ["--update-weight-mode", mode, "--update-weight-transport", transport]
         for (mode, transport), reason in PAIRS.items()
-        if reason is None
+        if reason is None and transport != "checkpoint-engine"
     ),
 ]
 
@@ -200,6 +204,31 @@ def test_refused(write, places, argv, flag, said):
     assert fault.where.split(" ")[0] == flag
     assert said in fault.reason or said in fault.line()
     assert fault.remedy or "finite" in said, "a fault without a remedy"
+
+
+IPC = ["--update-weight-transport", "checkpoint-engine"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "has_zmq", "reasons"),
+    [
+        ([*STOCK, *IPC], True, []),
+        ([*STOCK, *IPC], False, ["pyzmq is not installed"]),
+        (IPC, False, ["only SGLang has its receiver; pyzmq is not installed"]),
+        ([*STOCK, "--sglang-device", "cpu", *IPC], True, ["runs on CUDA devices only"]),
+        ([*STOCK, *IPC, "--update-weight-mode", "delta"], True, ["whole tensors only", "applies no deltas"]),
+    ],
+)
+def test_checkpoint_engine_says_what_it_needs(write, monkeypatch, argv, has_zmq, reasons):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if has_zmq else None)
+    if not reasons:
+        load(write(), argv)
+        return
+    with pytest.raises(ConfigError) as refused:
+        load(write(), argv)
+    assert len(refused.value.faults) == len(reasons)
+    for fault, reason in zip(refused.value.faults, reasons):
+        assert reason in fault.reason and fault.remedy
 
 
 @pytest.mark.parametrize("argv", ACCEPTED, ids=" ".join)

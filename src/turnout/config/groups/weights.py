@@ -13,10 +13,11 @@ class WeightOptions(Options):
     update_weight_mode: Literal["full", "delta"] = option(
         "full", "What a version holds: all weights, or what changed since the last one."
     )
-    update_weight_transport: Literal["disk", "tensor", "group"] = option(
+    update_weight_transport: Literal["disk", "tensor", "group", "checkpoint-engine"] = option(
         "disk",
         "Way of a version to the engines: disk, a checkpoint that they load; tensor, shared memory on this host; "
-        "group, a broadcast over Gloo.",
+        "group, a broadcast over Gloo; checkpoint-engine, CUDA memory of this host to SGLang by MoonshotAI's "
+        "protocol.",
     )
     update_weight_encoding: Literal["indices", "deltas", "deltas_zstd", "packed", "ranked", "xor"] | None = (
         option(
