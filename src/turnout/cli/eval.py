@@ -42,7 +42,7 @@ def command(argv: list[str]) -> int:
     rows = []
     for point in points:
         row = asdict(eval_score(point))
-        rows.append({"name": point.name, **row, "version": point.version})
+        rows.append({"name": point.name, **row, "version": point.version, "digest": point.digest})
         print(
             f"{point.name}: {point.score:.3f} [{row['low']:.3f}, {row['high']:.3f}] on {point.items} samples, "
             f"{point.failed} failed, version {point.version}"

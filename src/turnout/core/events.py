@@ -87,7 +87,8 @@ class StepTrained(Event):
 
 @dataclass(frozen=True)
 class VersionPublished(Event):
-    """Committed when all of `required` that are not fenced have attested it, and `at_least` so many."""
+    """Committed when all of `required` that are not fenced have attested it, and `at_least` so many. `encoding` is
+    that of a delta, empty for a full version; `density` the share of elements that it holds."""
 
     version: str
     incarnation: int
@@ -97,6 +98,8 @@ class VersionPublished(Event):
     bytes: int
     required: list[str]
     at_least: int = 1
+    encoding: str = ""
+    density: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,15 @@ class VersionAborted(Event):
 
 @dataclass(frozen=True)
 class EvalDone(Event):
+    """`digest` is over token ids and log-probs of all finished samples."""
+
     name: str
     version: str
     step: int
     score: float
     items: int
     failed: int
+    digest: str = ""
 
 
 @dataclass(frozen=True)

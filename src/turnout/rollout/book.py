@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from turnout.core.errors import InvariantBroken
 from turnout.core.events import GroupCompleted, GroupDropped, GroupTaken, GroupTrained
 from turnout.core.ports import EventSink
-from turnout.core.types import RolloutGroup
+from turnout.core.types import RolloutGroup, Trajectory
 from turnout.rollout.group_machine import TABLE, GroupEvent, GroupState
 
 
@@ -44,7 +45,9 @@ class GroupBook:
         members = group.trajectories
         lengths = [[len(t.response_ids), len(t.logprobs), len(t.loss_mask), len(t.spans)] for t in members]
         self.events.emit(
-            GroupCompleted(group.group_id, lengths, versions_of(group), group.rewards, samples_digest(group))
+            GroupCompleted(
+                group.group_id, lengths, versions_of(group), group.rewards, samples_digest(group.trajectories)
+            )
         )
 
     def consume(self, group_id: str) -> None:
@@ -83,7 +86,7 @@ def versions_of(group: RolloutGroup) -> list[str]:
     return sorted({label for t in group.trajectories for label in t.spans.labels})
 
 
-def samples_digest(group: RolloutGroup) -> str:
-    """16 hex digits over token ids and the exact log-probs of every member, in member order."""
-    text = repr([(t.response_ids, t.logprobs) for t in group.trajectories])
+def samples_digest(samples: Iterable[Trajectory]) -> str:
+    """16 hex digits over token ids and the exact log-probs of samples in order."""
+    text = repr([(t.response_ids, t.logprobs) for t in samples])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

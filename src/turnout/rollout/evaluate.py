@@ -15,6 +15,7 @@ from turnout.core.errors import EngineDead, EngineError, InvariantBroken
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, Prompt, Trajectory
 from turnout.placement.tasks import together
+from turnout.rollout.book import samples_digest
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.worker import Generator, SamplingPlan
 
@@ -42,7 +43,8 @@ class EvalSample:
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """Samples in data order, prompt by prompt. `failed` counts samples without a reward."""
+    """Samples in data order, prompt by prompt. `failed` counts samples without a reward; `digest` is over token ids
+    and exact log-probs of those that were finished, so that points can be compared bit for bit."""
 
     name: str
     version: str
@@ -50,6 +52,7 @@ class EvalPoint:
     items: int
     failed: int
     samples: list[EvalSample]
+    digest: str = ""
 
 
 async def evaluate(generator: Generator, rewards: RewardRunner, data: EvalSet, seeds: SeedTree) -> EvalPoint:
@@ -57,18 +60,19 @@ async def evaluate(generator: Generator, rewards: RewardRunner, data: EvalSet, s
     gate = asyncio.Semaphore(CONCURRENCY)
     jobs = [(prompt, member) for prompt in data.prompts for member in range(data.plan.samples)]
 
-    async def one(index: int, prompt: Prompt, member: int) -> tuple[EvalSample, tuple[str, ...]]:
+    async def one(index: int, prompt: Prompt, member: int) -> tuple[EvalSample, Trajectory | None]:
         async with gate:
             made = await _sampled(
                 generator, prompt, data.plan, seeds.child(prompt.prompt_id, member).seed, index
             )
         if made is None or made.finish is Finish.ABORT:
-            return EvalSample(prompt, "" if made is None else made.text, None, 0), ()
+            return EvalSample(prompt, "" if made is None else made.text, None, 0), None
         scored = await rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
-        return EvalSample(prompt, made.text, scored.value, len(made.response_ids)), made.spans.labels
+        return EvalSample(prompt, made.text, scored.value, len(made.response_ids)), made
 
     results = await together(one(i, prompt, member) for i, (prompt, member) in enumerate(jobs))
-    versions = sorted({label for _, labels in results for label in labels})
+    finished = [made for _, made in results if made is not None]
+    versions = sorted({label for made in finished for label in made.spans.labels})
     if len(versions) > 1:
         raise InvariantBroken(f"evaluation {data.name} has tokens of several versions: {versions}")
     values = [sample.reward for sample, _ in results if sample.reward is not None]
@@ -79,6 +83,7 @@ async def evaluate(generator: Generator, rewards: RewardRunner, data: EvalSet, s
         items=len(values),
         failed=len(results) - len(values),
         samples=[sample for sample, _ in results],
+        digest=samples_digest(finished),
     )
 
 

@@ -74,9 +74,8 @@ class EvalRuns:
     async def _point(self, data: EvalSet, steps_done: int) -> None:
         point = await evaluate(self._generator, self._rewards, data, self._seeds)
         self.points[data.name, steps_done] = point
-        self._events.emit(
-            EvalDone(data.name, point.version, steps_done, point.score, point.items, point.failed)
-        )
+        counts = point.items, point.failed
+        self._events.emit(EvalDone(data.name, point.version, steps_done, point.score, *counts, point.digest))
         if point.failed:
             log.warning(
                 "evaluation %s at step %d: %d samples have no score", data.name, steps_done, point.failed
