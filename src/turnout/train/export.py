@@ -1,8 +1,9 @@
 """Weights of the trainer under the names of the HF checkpoint it came from.
 
 Promises: exactly the tensors of the checkpoint (a tied head appears where the checkpoint had it, experts
-that the model code fuses come apart again), each in the compute dtype, as copies that later steps do not
-touch. A checkpoint that does not cover the model, or has other shapes, is refused when it is loaded.
+that the model code fuses come apart again, rows that pad the vocabulary stay out), each in the compute dtype, as
+copies that later steps do not touch. A checkpoint that does not cover the model, or has other shapes, is refused
+when it is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,10 @@ from torch import Tensor
 from turnout.core.errors import Fault, ModelError
 from turnout.weights.tensors import HostTensor
 
+VOCABULARY = (
+    "embed_tokens.weight",
+    "lm_head.weight",
+)  # may have more rows in the model than in its checkpoint
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _NAMES = {torch.bfloat16: ("BF16", torch.int16, np.uint16), torch.float32: ("F32", torch.int32, np.uint32)}
 
@@ -33,11 +38,12 @@ class ExportEntry:
     parameter: str
     expert: int | None = None
     half: int | None = None  # 0 gate, 1 up: halves of the fused gate_up_proj
+    rows: int | None = None  # of the checkpoint, where the model's vocabulary is padded
 
     def view(self, parameters: Mapping[str, Tensor]) -> Tensor:
         tensor = parameters[self.parameter]
         if self.expert is None:
-            return tensor
+            return tensor if self.rows is None else tensor[: self.rows]
         tensor = tensor[self.expert]
         return tensor if self.half is None else tensor.chunk(2)[self.half]
 
@@ -58,7 +64,9 @@ def plan_export(folder: Path, parameters: Mapping[str, Tensor], tied_head: str |
             continue  # old checkpoints carry buffers, such as rotary frequencies, that no model code reads
         covered.add(entry.parameter)
         shape = tuple(entry.view(parameters).shape)
-        if shape != shapes[name]:
+        if name.endswith(VOCABULARY) and shape[1:] == shapes[name][1:] and shape[0] > shapes[name][0]:
+            entry = replace(entry, rows=shapes[name][0])
+        elif shape != shapes[name]:
             faults.append(Fault(f"{folder}: {name}", str(shapes[name]), f"the model code has shape {shape}"))
         entries.append(entry)
     missing = sorted(set(parameters) - covered)

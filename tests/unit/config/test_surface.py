@@ -12,6 +12,7 @@ from turnout.config.help import render_help
 from turnout.config.reference import main, render_reference
 from turnout.config.run_config import RunConfig, specs
 from turnout.rollout.builtin_rewards import BUILTIN
+from turnout.weights.codecs.registry import CODECS
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,6 +47,10 @@ def test_defaults_are_allowed_values():
 
 def test_the_named_rewards_are_those_that_exist():
     assert set(specs()["rm_type"].choices) == set(BUILTIN)
+
+
+def test_the_encodings_are_those_that_exist():
+    assert set(specs()["update_weight_encoding"].choices) == set(CODECS)
 
 
 @pytest.mark.parametrize(

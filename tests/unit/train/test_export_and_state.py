@@ -10,7 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.train_models import KINDS, batch_of, make_model, make_samples, settings_for
 from turnout.core.errors import ModelError
+from turnout.train.export import export_tensors, plan_export
 from turnout.train.local import LocalBackend
+from turnout.transfer.snapshot import Snapshot
+from turnout.weights.checkpoint_io import read_checkpoint
 
 
 def as_tensors(backend: LocalBackend) -> dict[str, torch.Tensor]:
@@ -75,6 +78,27 @@ def test_a_checkpoint_that_does_not_fit_the_model_is_refused(tmp_path):
     with pytest.raises(ModelError) as caught:
         LocalBackend(settings_for(folder))
     assert [f.where.rsplit(" ", 1)[1] for f in caught.value.faults] == ["lm_head.weight", "model.norm.weight"]
+
+
+def test_wgt_16_rows_that_pad_the_vocabulary_never_leave_the_trainer(tmp_path):
+    """100 rows in the checkpoint, 128 in the model: 100 are exported; what moves in the padding is no change."""
+    names = ["model.embed_tokens.weight", "lm_head.weight"]
+    stored = {name: torch.randn(100, 8, dtype=torch.bfloat16) for name in names}
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    padded = {name: torch.cat([tensor, torch.zeros(28, 8).bfloat16()]) for name, tensor in stored.items()}
+    entries = plan_export(tmp_path, padded, None)
+    snapshot = Snapshot(read_checkpoint(tmp_path), export_tensors(entries, padded))
+    padded[names[0]][100:] += 1
+    assert snapshot.survey(export_tensors(entries, padded)).changed == 0
+    padded[names[1]][99, 7] += 1
+    (delta,) = [d for d in snapshot.changes(export_tensors(entries, padded)) if d.change.count]
+    assert (delta.change.shape, list(delta.change.positions)) == ((100, 8), [799])
+    for wrong in (
+        padded | {names[0]: torch.zeros(99, 8).bfloat16()},
+        padded | {names[0]: torch.zeros(128, 9)},
+    ):
+        with pytest.raises(ModelError, match="embed_tokens"):
+            plan_export(tmp_path, wrong, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
