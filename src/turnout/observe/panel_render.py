@@ -11,7 +11,7 @@ from rich.panel import Panel as Frame
 from rich.table import Table
 from rich.text import Text
 
-from turnout.observe.run_view import ASCII_BLOCKS, BLOCKS, RunView, duration, number, sparkline
+from turnout.observe.run_view import ASCII_BLOCKS, BLOCKS, RunView, duration, number, size, sparkline
 
 WIDEST = 110
 TWO_COLUMNS = 84
@@ -111,6 +111,8 @@ def _machines(view: RunView, width: int, ascii_only: bool) -> RenderableType:
         filled = 0 if longest <= 0 else max(1, round(seconds / longest * room))
         bar = Text(("#" if ascii_only else "━") * filled, PHASE_COLORS.get(name, "white"))
         table.add_row(name, f"{seconds:.2f} s", bar)
+    if view.published is not None:
+        table.add_row("version", size(view.published.bytes), Text(view.published.text, "dim"))
     if view.phase_seconds:
         table.add_row("", "", "")
     engines = Table.grid(padding=(0, 2, 0, 0))

@@ -21,6 +21,19 @@ class EngineView:
 
 
 @dataclass(frozen=True)
+class VersionView:
+    """How the last version went out: its bytes, the share of elements in it, its encoding (empty: in full)."""
+
+    bytes: int
+    density: float
+    encoding: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.encoding}, {100 * self.density:.2g} % of elements" if self.encoding else "in full"
+
+
+@dataclass(frozen=True)
 class RunView:
     """A moment of a run. `step` counts train steps done, `steps` is their number where it is known; `rewards`
     holds the mean reward of every step; `evals` pairs of (step, score); `phase_seconds` the last step's phases in
@@ -40,6 +53,7 @@ class RunView:
     engines: tuple[EngineView, ...] = ()
     seconds_elapsed: float = 0.0
     seconds_per_step: float | None = None
+    published: VersionView | None = None
 
     @property
     def seconds_left(self) -> float | None:
@@ -88,6 +102,15 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
+def size(count: int) -> str:
+    """Bytes as a person reads them: 812 B, 6.3 kB, 269 MB."""
+    amount, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 999.5 and len(units) > 1:  # noqa: PLR2004 - what rounds to 1000
+        amount /= 1000
+        units.pop(0)
+    return f"{amount:.{0 if amount >= 100 or units[0] == 'B' else 1}f} {units[0]}"  # noqa: PLR2004
+
+
 def plain_line(view: RunView) -> str:
     """The step as one line, for a log or a pipe."""
     of = "" if view.steps is None else f"/{view.steps}"
@@ -99,7 +122,7 @@ def plain_line(view: RunView) -> str:
         f"{number(view.tokens_per_second, 0)} tok/s",
         f"mismatch {number(view.mismatch, 4)}",
         " ".join(f"{name} {seconds:.1f}s" for name, seconds in view.phase_seconds),
-        view.version,
+        " ".join([view.version, *([size(view.published.bytes)] if view.published else [])]),
         f"{duration(view.seconds_elapsed)} elapsed, {duration(view.seconds_left)} left",
     ]
     return " | ".join(part for part in parts if part)

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
+from turnout.core.events import VersionPublished
 from turnout.core.ports import Store
 from turnout.observe.audit import audit, count_groups
 from turnout.observe.eventlog import read_events
@@ -24,6 +25,7 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     mismatch = outcome.curves.mismatch
     before, after = _points(outcome.evals, HELD_OUT)
     extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed}
+    extra["weight_versions"] = _versions([event for event in events if isinstance(event, VersionPublished)])
     for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
         first, last = _points(outcome.evals, name)
         extra |= {f"{key}_before": _json(first)} | ({f"{key}_after": _json(last)} if name == SAMPLED else {})
@@ -67,6 +69,17 @@ def show(config: RunConfig, paths: RunPaths, outcome: RunOutcome, summary: RunSu
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _versions(published: list[VersionPublished]) -> dict[str, object]:
+    """What the versions of a run took on their way."""
+    return {
+        "published": len(published),
+        "in_full": sum(not event.encoding for event in published),
+        "encodings": sorted({event.encoding for event in published} - {""}),
+        "bytes": sum(event.bytes for event in published),
+        "density_mean": sum(event.density for event in published) / len(published) if published else None,
+    }
 
 
 def _points(evals: EvalRuns | None, name: str) -> tuple[EvalScore | None, EvalScore | None]:

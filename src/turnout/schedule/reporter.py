@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from turnout.core.events import StepTrained
+from turnout.core.events import StepTrained, VersionPublished
 from turnout.core.ports import Clock, EventSink
 from turnout.core.types import Finish
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import EVAL_SCORE, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS, MetricsLog
 from turnout.observe.panel import Panel
-from turnout.observe.run_view import EngineView, RunView
+from turnout.observe.run_view import EngineView, RunView, VersionView
 from turnout.schedule.loop import StepBatch
 from turnout.schedule.phases import Phases
 
@@ -24,10 +24,12 @@ RECENT_STEPS = 5
 
 @dataclass(frozen=True)
 class Sources:
-    """What the reporter asks when it draws: engines with their versions, and (step, score) of evaluations."""
+    """What the reporter asks when it draws: engines with their versions, (step, score) of evaluations, and the
+    version that was published last."""
 
     engines: Callable[[], tuple[EngineView, ...]]
     evals: Callable[[], tuple[tuple[int, float], ...]]
+    published: Callable[[], VersionPublished | None] = lambda: None
 
 
 @dataclass
@@ -75,6 +77,9 @@ class RunReporter:
         now = self._clock.now()
         total, self._step_started = now - self._step_started - seconds.get("evaluate", 0.0), now
         row = step_row(batch, metrics, version)
+        published = self._sources.published()
+        if published is not None:
+            row |= {"weights/bytes": published.bytes, "weights/density": published.density}
         row |= {SECONDS + name: value for name, value in seconds.items()} | {SECONDS + "step": total}
         self._events.emit(
             StepTrained(
@@ -96,6 +101,9 @@ class RunReporter:
             mismatch=row[MISMATCH],
             phase_seconds=tuple((name, seconds.get(name, 0.0)) for name in PHASES),
             seconds_per_step=sum(recent) / len(recent),
+            published=None
+            if published is None
+            else VersionView(published.bytes, published.density, published.encoding),
         )
         self.tick()
         if batch.short:

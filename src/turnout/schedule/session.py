@@ -43,7 +43,14 @@ from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightU
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.schedule import SCHEDULES
-from turnout.schedule.weight_plane import Origin, check_engines, make_store, open_plane
+from turnout.schedule.weight_plane import (
+    Origin,
+    Publications,
+    check_engines,
+    final_checkpoint,
+    make_store,
+    open_plane,
+)
 from turnout.serving.launcher import Engine, HealthProbe, launch
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.transfer.updater import Updater
@@ -177,7 +184,8 @@ class Session:
             await check_engines(config, clients)
             origin = Origin(trainer, inputs.model, INCARNATION)
             transport, base = await open_plane(config, store, self._clock, origin, self._run_id)
-            updater = Updater(transport, clients, events, self._clock, wiring.update_policy(config))
+            published = Publications(events)
+            updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             gate = LagGate(SCHEDULES[config.schedule].max_lag)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
@@ -208,10 +216,10 @@ class Session:
                 gate,
                 self._phases,
             )
-            reporter.open(config.run_name or "run", inputs.steps, Sources(self._engine_views, evals.curve))
+            sources = Sources(self._engine_views, evals.curve, lambda: published.last)
+            reporter.open(config.run_name or "run", inputs.steps, sources)
             await self._supervised(self._loop(parts, updater, base, inputs, trainer), reporter)
-            folder = self.paths.weights / place().version.directory
-            self.outcome.final_folder = folder if folder.is_dir() else None
+            self.outcome.final_folder = final_checkpoint(self.paths.weights, place().version)
         finally:
             trainer.close()
 

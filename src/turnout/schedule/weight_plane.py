@@ -13,7 +13,8 @@ from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import WeightError
-from turnout.core.ports import Clock, Store
+from turnout.core.events import Event, VersionPublished
+from turnout.core.ports import Clock, EventSink, Store
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
 from turnout.serving.client import EngineClient
@@ -26,7 +27,7 @@ from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.digest import root_of
 from turnout.weights.hooks import load_hook
-from turnout.weights.manifest import FORMAT, FORMAT_VERSION
+from turnout.weights.manifest import FORMAT, FORMAT_VERSION, FULL, complete_versions
 from turnout.weights.mirror import Mirror
 from turnout.weights.object_depot import ObjectDepot
 from turnout.weights.retention import FollowerWatch
@@ -37,6 +38,19 @@ DELTA_FORMATS = {  # what an engine must announce, by transport
     "disk": f"{FORMAT}/{FORMAT_VERSION}",
     "group": DELTA_BUCKET,
 }
+
+
+class Publications:
+    """A sink of events that passes them on and keeps the last publication, for the reporter."""
+
+    def __init__(self, events: EventSink) -> None:
+        self._events = events
+        self.last: VersionPublished | None = None
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, VersionPublished):
+            self.last = event
+        self._events.emit(event)
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,12 @@ async def check_engines(config: RunConfig, engines: Sequence[EngineClient]) -> N
                 f"engine {engine.engine_id} applies no deltas: {needed!r} is not among its delta_formats "
                 f"{list(known)}; use --update-weight-mode full, or `turnout weights follow` beside it"
             )
+
+
+def final_checkpoint(store: Path, version: WeightVersion) -> Path | None:
+    """The folder of a version in full; None where the store has only changes of it, or nothing."""
+    full = (m for m in complete_versions(store) if m.version == version and m.kind == FULL)
+    return next((store / manifest.directory for manifest in full), None)
 
 
 def snapshot_of(trainer: TrainBackend, checkpoint: Path) -> Snapshot:

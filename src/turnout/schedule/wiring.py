@@ -38,6 +38,7 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
         "--quantization": config.engine_quantization,
         "--request-timeout-s": config.rollout_request_timeout_s,
         "--allowed-root": weights.resolve(),
+        "--digest-audit-interval": config.digest_audit_interval,
         "--parent-pid": os.getpid(),
     }
     if config.rollout_max_context_len is not None:

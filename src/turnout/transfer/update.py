@@ -144,6 +144,8 @@ class Update:
                 bytes=self._ready.bytes,
                 required=list(self._state.live),
                 at_least=self._state.at_least,
+                encoding=self._ready.encoding,
+                density=self._ready.density,
             )
         )
         return Published(version.root)

@@ -16,7 +16,7 @@ from rich.console import Console
 from turnout.observe import panel as panel_module
 from turnout.observe.panel import Panel
 from turnout.observe.panel_render import render
-from turnout.observe.run_view import EngineView, RunView, duration, plain_line, sparkline
+from turnout.observe.run_view import EngineView, RunView, VersionView, duration, plain_line, sparkline
 
 LABEL = "v000012-9f3ac01be2d47788"
 VIEW = RunView(
@@ -34,6 +34,7 @@ VIEW = RunView(
     (EngineView("engine-0", "ready", LABEL), EngineView("engine-1", "dead", "v000011-aaaaaaaaaaaaaaaa")),
     62.0,
     2.0,
+    VersionView(6330, 0.0123, "packed"),
 )
 
 
