@@ -105,10 +105,10 @@ def number(value: float | None, digits: int) -> str:
 def size(count: int) -> str:
     """Bytes as a person reads them: 812 B, 6.3 kB, 269 MB."""
     amount, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while amount >= 999.5 and len(units) > 1:  # noqa: PLR2004 - what rounds to 1000
+    while amount >= 999.5 and len(units) > 1:
         amount /= 1000
         units.pop(0)
-    return f"{amount:.{0 if amount >= 100 or units[0] == 'B' else 1}f} {units[0]}"  # noqa: PLR2004
+    return f"{amount:.{0 if amount >= 100 or units[0] == 'B' else 1}f} {units[0]}"
 
 
 def plain_line(view: RunView) -> str:

@@ -158,21 +158,26 @@ class EngineClient:
             raise self.fault(EngineError, "load", f"load report not understood: {str(row)[:200]}")
         return total
 
-    async def update_from_disk(self, folder: str, label: str, deadline_s: float) -> Attestation:
+    async def update_from_disk(
+        self, folder: str, label: str, deadline_s: float, load_format: str = "auto"
+    ) -> Attestation:
         """Loads a checkpoint folder and returns what the engine then attests; raises as `load_from_disk`."""
-        await self.load_from_disk(folder, label, deadline_s)
+        await self.load_from_disk(folder, label, deadline_s, load_format)
         return await self.attest(deadline_s)
 
     async def served_label(self, deadline_s: float) -> str:
         """The label that the engine answers with now: a name, no proof."""
         return (await self.attest(deadline_s)).label
 
-    async def load_from_disk(self, folder: str, label: str, deadline_s: float) -> None:
-        """Loads a checkpoint folder. All behaviour flags are sent: engines differ in their defaults. After an
-        EngineError the engine may hold any weights."""
+    async def load_from_disk(
+        self, folder: str, label: str, deadline_s: float, load_format: str = "auto"
+    ) -> None:
+        """Loads a checkpoint folder; `load_format` "delta" (ours): a version of a store, by the cheapest route that
+        leads to it from what the engine holds. All behaviour flags are sent: engines differ in their defaults.
+        After an EngineError the engine may hold any weights."""
         body = {
             "model_path": folder,
-            "load_format": "auto",
+            "load_format": load_format,
             "weight_version": label,
             "abort_all_requests": False,
             "flush_cache": True,

@@ -13,6 +13,7 @@ import logging
 from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
+from turnout.serving.client import Attestation, EngineClient
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.disk import DiskTransport
 from turnout.transfer.snapshot import Survey
@@ -53,6 +54,16 @@ class DeltaDiskTransport(DiskTransport):
     async def aborted(self, version: WeightVersion) -> None:
         await super().aborted(version)
         self.base.aborted(version)
+
+    async def catch_up(
+        self, version: WeightVersion, engine: EngineClient, deadline_s: float
+    ) -> Attestation | None:
+        """By the cheapest route, through deltas or an anchor; None for a version that has no folder here."""
+        folders = [m.directory for m in self.store.versions() if m.version == version]
+        if not folders:
+            return None
+        folder = str((self.store.root / folders[-1]).resolve())
+        return await engine.update_from_disk(folder, version.label, deadline_s, "delta")
 
     def _publish(self, export: Export, train_step: int) -> Ready:
         found = self.base.survey(export)

@@ -51,6 +51,9 @@ class DeltaGroupTransport(GroupTransport):
         if silent:
             return dict(silent)
         whole, root = self._whole, self.base.version.root
+        for engine in engines:
+            if engine.holds is None:
+                whole = f"engine {engine.engine_id} holds unknown weights"
         for name, found in held.items():
             if isinstance(found, Attestation) and found.root != root:
                 whole = f"engine {name} holds {found.root}, changes would be relative to {root}"
