@@ -16,7 +16,7 @@ from rich.console import Console
 from turnout.observe import panel as panel_module
 from turnout.observe.panel import Panel
 from turnout.observe.panel_render import render
-from turnout.observe.run_view import EngineView, RunView, VersionView, duration, plain_line, sparkline
+from turnout.observe.run_view import EngineView, RunView, VersionView, duration, plain_line, size, sparkline
 
 LABEL = "v000012-9f3ac01be2d47788"
 VIEW = RunView(
@@ -70,6 +70,8 @@ def test_everything_is_in_the_picture_and_nothing_overflows(width):
         "8.4",
         "0.0123",
         "2.90 s",
+        "6.3 kB",
+        "packed, 1.2 %",
         "engine-1",
         LABEL,
         "1:02",
@@ -97,10 +99,18 @@ def test_numbers_that_are_not_known_or_not_finite_are_dashes():
     assert plain_line(RunView("x", 1)).startswith("step 1 | reward - | len - | - tok/s")
 
 
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (269_000_000, "269 MB"), (10**16, "10000 TB")],
+)
+def test_sizes(count, text):
+    assert size(count) == text
+
+
 def test_plain_line():
     assert plain_line(VIEW) == (
         "step 12/40 | reward 0.400 | eval 0.250 | len 8.4 | 412 tok/s | mismatch 0.0123 | "
-        f"rollout 2.9s train 3.6s | {LABEL} | 1:02 elapsed, 0:56 left"
+        f"rollout 2.9s train 3.6s | {LABEL} 6.3 kB | 1:02 elapsed, 0:56 left"
     )
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tests.unit.rollout.parts import Log
-from turnout.core.events import StepTrained
+from turnout.core.events import StepTrained, VersionPublished
 from turnout.core.types import Finish, Prompt, RolloutGroup, TrainBatch, Trajectory
 from turnout.core.version import VersionSpans, WeightVersion
 from turnout.observe.metrics import EVAL_SCORE, MetricsLog, read_metrics
+from turnout.observe.run_view import VersionView
 from turnout.placement.real import RealClock
 from turnout.schedule.loop import StepBatch
 from turnout.schedule.phases import Phases
@@ -64,6 +65,18 @@ def test_an_evaluation_stands_before_the_row_of_the_next_step(ticks: bool, tmp_p
     assert [text for text in panel.said if "evaluation" in text] == [
         "step 0: evaluation 0.250", "step 1: evaluation 0.250", "step 2: evaluation 0.750",
     ]  # fmt: skip
+
+
+def test_what_a_version_took_is_in_the_row_and_in_the_picture(tmp_path: Path) -> None:
+    panel: Any = Panel()
+    made = VersionPublished("v", 0, 1, "a" * 32, 1, 6330, ["e0"], encoding="packed", density=0.01)
+    with MetricsLog(tmp_path / "m") as metrics:
+        reporter = RunReporter(Log(), metrics, panel, Phases(RealClock()), RealClock())
+        reporter.open("run", 1, Sources(lambda: (), lambda: (), lambda: made))
+        reporter.step(batch(0, 0.0, 1.0), METRICS, WeightVersion(0, 1, "a" * 32))
+    ((_, row),) = read_metrics(tmp_path / "m")
+    assert (row["weights/bytes"], row["weights/density"]) == (6330, 0.01)
+    assert panel.views[-1].published == VersionView(6330, 0.01, "packed")
 
 
 def test_the_row_of_a_step(tmp_path: Path) -> None:
