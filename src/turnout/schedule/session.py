@@ -180,7 +180,7 @@ class Session:
         try:
             await self._start(inputs, trainer, events)
             clients = [engine.client for engine in self._engines]
-            store = make_store(config, self.paths.weights, self._files, inputs.model)
+            store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
             await check_engines(config, clients)
             origin = Origin(trainer, inputs.model, INCARNATION)
             transport, base = await open_plane(config, store, self._clock, origin, self._run_id)

@@ -62,11 +62,11 @@ class Origin:
     incarnation: int
 
 
-def make_store(config: RunConfig, root: Path, files: Store, checkpoint: Path) -> WeightStore:
+def make_store(config: RunConfig, root: Path, files: Store, clock: Clock, checkpoint: Path) -> WeightStore:
     """The run's store in the folder `root`, with its copy in an object store and its hook where they are asked
     for; nothing is opened. Raises ConfigError for a hook, WeightError for a URL, that is no good."""
     store = WeightStore(root, files, checkpoint, config.update_weight_buffer_size)
-    store.followers = FollowerWatch(config.follower_expiry)
+    store.followers, store.wall = FollowerWatch(config.follower_expiry), clock.wall
     if config.weight_url is not None:
         store.mirror = Mirror(ObjectDepot(config.weight_url))
     if config.custom_update_weight_post_write_path is not None:

@@ -37,7 +37,8 @@ class WeightManifest:
     """`step` is the number of train steps done when the weights were exported; `write_id` names this very
     write, so that a publisher can tell its own from another's. A delta names its `base` and its `encoding`.
     `files` are sizes, `checksums` blake3, both by file name. `topology` is how the trainer was spread when it
-    wrote, free in form. `form` is which of the version's folders this one is (see the module)."""
+    wrote, free in form; `time` when it did, in seconds since the epoch, for people (0: not told). `form` is which
+    of the version's folders this one is (see the module)."""
 
     version: WeightVersion
     kind: str
@@ -51,6 +52,7 @@ class WeightManifest:
     encoding: str = ""
     topology: dict[str, Any] = field(default_factory=dict)
     form: str = VERSION
+    time: float = 0.0
 
     @property
     def directory(self) -> str:

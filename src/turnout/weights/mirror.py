@@ -75,15 +75,18 @@ class Mirror:
 
     def _push(self, folder: Path, manifest: WeightManifest) -> None:
         self._owner.check()
-        place = manifest.directory
-        if not self.depot.create_once(f"{place}/{CLAIM}", manifest.write_id.encode()):
-            raise WeightError(
-                f"{self.depot.name}/{place} is being written by somebody else: is another trainer running?"
-            )
-        if self.depot.read(f"{place}/{DONE}") is None:
-            for name in manifest.files:
-                self.depot.put_file(f"{place}/{name}", folder / name)
-            self.depot.put_file(f"{place}/{MANIFEST}", folder / MANIFEST)
-            self._owner.check()
-            self.depot.put_file(f"{place}/{DONE}", folder / DONE)
-        self._here.add(place)
+        upload(self.depot, folder, manifest)
+        self._here.add(manifest.directory)
+
+
+def upload(depot: ObjectDepot, folder: Path, manifest: WeightManifest) -> None:
+    """Claims a version's folder, then uploads it, DONE last; one that is there already stays. Raises WeightError
+    where somebody else claimed it."""
+    place = manifest.directory
+    if not depot.create_once(f"{place}/{CLAIM}", manifest.write_id.encode()):
+        raise WeightError(
+            f"{depot.name}/{place} is being written by somebody else: is another trainer running?"
+        )
+    if depot.read(f"{place}/{DONE}") is None:
+        for name in (*manifest.files, MANIFEST, DONE):
+            depot.put_file(f"{place}/{name}", folder / name)

@@ -73,8 +73,9 @@ class WeightStore:
     """The publisher's handle on a store. `assets` is the checkpoint whose config and tokenizer each version
     carries; `shard_bytes` bounds a file, and with it the memory that a write holds (two files' worth).
 
-    To be set before `open`, where wanted: `mirror`, to which every version is copied before it counts as published;
-    `post_write`, called with each folder that is complete, before its record; `followers`, which of them live."""
+    To be set before `open`, where wanted: `mirror`, to which every version is copied before it counts as
+    published; `wall`, the time of day for manifests; `post_write`, called with each folder that is complete,
+    before its record; `followers`, which of them live."""
 
     def __init__(
         self, root: Path, files: Store, assets: Path, shard_bytes: int, ids: IdSource = random_id
@@ -89,6 +90,7 @@ class WeightStore:
         self._floor = 0
         self.mirror: Mirror | None = None
         self.post_write: Callable[[Path], None] | None = None
+        self.wall: Callable[[], float] = lambda: 0.0
         self.followers = FollowerWatch(FOLLOWER_EXPIRY_S)
 
     def open(
@@ -251,6 +253,7 @@ class WeightStore:
             plan.encoding,
             self._topology,
             VERSION if plan.version is None else ANCHOR,
+            self.wall(),
         )
         seal(staged, made)
         return made
