@@ -2,8 +2,11 @@
 
 An engine process as users run it, one request streaming. While it streams, a delta version is prepared and
 activated from disk. `pause_ms`: the longest gap between two tokens from the call to the first token after its
-answer, less the median gap of the stream. `pause_control_ms`: the same over as long a time without an update: what
-the machine does by itself. A model four times as large, of random weights, takes as many changes.
+answer, less the median gap of the stream, as a run has it: the running request's KV is computed anew on the new
+weights, which takes the longer the larger the model and the longer the request. `pause_kept_kv_ms`: the same where
+that KV stays, so that the update alone is seen. Of both also `_activate`: from the call to activate what was
+prepared; `_stood`: for how long the engine says that it took no step; `_control`: over as long a time as the update
+without one, what the machine does by itself. A model four times as large, of random weights, takes as many changes.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ class Gaps:
     """One update under a stream: all in milliseconds."""
 
     pause: float
+    activate: float
+    stood: float
     control: float
     median: float
     update: float
@@ -82,26 +87,25 @@ class Pauses:
         shutil.rmtree(self._folder)
 
     def of(self, one: Pair) -> dict[str, Any]:
-        """Takes the engine to the pair's base, then forth and back, `repeats` times."""
+        """Takes the engine to the pair's base, then forth and back, `repeats` times; the way back keeps KV."""
         store = WeightStore(self._folder / "store", DiskStore(), self._model, SHARD_BYTES)
         store.open("benchmark", 0, "0" * 32)
         versions = [store.publish(one.base, 0)]
-        for turn in range(self._repeats):
+        for turn in range(2 * self._repeats):
             states = (one.base, one.new) if turn % 2 == 0 else (one.new, one.base)
             deltas = _deltas(*states)
             versions.append(store.publish_delta(deltas, versions[-1].version, ENCODING, turn + 1))
         first, *later = versions
         weights = EngineWeights(self._engine.client)
-        self._loop.run_until_complete(_update(weights, first, "auto"))
-        gaps = [self._loop.run_until_complete(self._under_a_stream(weights, made)) for made in later]
+        self._loop.run_until_complete(_update(weights, first, "auto", flush=True))
+        each = [
+            self._loop.run_until_complete(self._under_a_stream(weights, made, flush=turn % 2 == 0))
+            for turn, made in enumerate(later)
+        ]
         shutil.rmtree(store.root)
-        return {
-            "pause_ms": round(median(g.pause for g in gaps), 2),
-            "pause_control_ms": round(median(g.control for g in gaps), 2),
-            "pause_each": [{name: round(value, 2) for name, value in vars(g).items()} for g in gaps],
-        }
+        return _summary("pause", each[::2]) | _summary("pause_kept_kv", each[1::2])
 
-    async def _under_a_stream(self, weights: EngineWeights, made: Published) -> Gaps:
+    async def _under_a_stream(self, weights: EngineWeights, made: Published, flush: bool) -> Gaps:
         times: list[float] = []
         self._asked += 1
         params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
@@ -117,7 +121,7 @@ class Pauses:
         try:
             await _grown(times, QUIET_TOKENS, reading)
             began = time.perf_counter()
-            await _update(weights, made, "delta")
+            prepared, stood = await _update(weights, made, "delta", flush)
             ended = time.perf_counter()
             await _grown(times, len(times) + QUIET_TOKENS, reading)
             while time.perf_counter() < 2 * ended - began + 0.2:
@@ -133,10 +137,22 @@ class Pauses:
         first_after = next(t for t in times if t > ended)
         return Gaps(
             1000 * (_longest(times, began, first_after) - middle),
+            1000 * (_longest(times, prepared, first_after) - middle),
+            stood,
             1000 * (_longest(times, first_after, first_after + ended - began) - middle),
             1000 * middle,
             1000 * (ended - began),
         )
+
+
+def _summary(name: str, gaps: Sequence[Gaps]) -> dict[str, Any]:
+    return {
+        f"{name}_ms": round(median(g.pause for g in gaps), 2),
+        f"{name}_activate_ms": round(median(g.activate for g in gaps), 2),
+        f"{name}_stood_ms": round(median(g.stood for g in gaps), 2),
+        f"{name}_control_ms": round(median(g.control for g in gaps), 2),
+        f"{name}_each": [{key: round(value, 2) for key, value in vars(g).items()} for g in gaps],
+    }
 
 
 def _longest(times: Sequence[float], began: float, ended: float) -> float:
@@ -151,10 +167,18 @@ async def _grown(times: list[float], count: int, reading: asyncio.Task[None]) ->
         await asyncio.sleep(0.01)
 
 
-async def _update(weights: EngineWeights, made: Published, load_format: str) -> None:
+async def _update(
+    weights: EngineWeights, made: Published, load_format: str, flush: bool
+) -> tuple[float, float]:
+    """Returns the instant at which the version was prepared, and for how many milliseconds the engine stood."""
     label = made.version.label
     prepared = await weights.prepare(str(made.folder), label, DEADLINE_S, load_format)
-    await weights.activate(prepared, DEADLINE_S)
+    instant = time.perf_counter()
+    body = {"prepared_id": prepared, "abort_all_requests": False, "flush_cache": flush}
+    answer = await weights.client.control("/activate_weights", body, DEADLINE_S)
+    if answer.get("success") is not True:
+        raise RuntimeError(f"not activated: {answer}")
+    return instant, 1000 * answer["pause_s"]
 
 
 def _deltas(base: Sequence[HostTensor], new: Sequence[HostTensor]) -> list[TensorDelta]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnout.core.errors import InvariantBroken, WeightError
-from turnout.weights.changes import Bits, collect, overwrite
+from turnout.weights.changes import Bits, collect, compare, overwrite
 from turnout.weights.delta_io import TensorDelta
-from turnout.weights.digest import Sums, add, changed_sums, element_sums, finish, root_digest, tensor_digest
+from turnout.weights.digest import Sums, add, element_sums, finish, root_digest, tensor_digest
 from turnout.weights.tensors import HostTensor, converted, nonfinite_count
 
 Line = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
@@ -120,10 +120,9 @@ class Snapshot:
         seen: set[str] = set()
         for tensor in export:
             held = self._matching(tensor, seen)
-            change = collect(held.bits, tensor)
+            [(change, moved)] = compare([(held.bits, tensor)])
             del tensor  # a copy: what follows needs room, and so does the next one
             _refuse(_not_finite(HostTensor(change.name, change.dtype, (change.count,), change.bits)))
-            moved = changed_sums(change.positions, held.bits[change.positions], change.bits)
             after = finish(add(held.sums, moved), held.dtype, held.shape)
             yield TensorDelta(change, held.bits, held.digest, after)
             del change
