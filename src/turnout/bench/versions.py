@@ -13,10 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from turnout.core.version import WeightVersion
+from turnout.core.version import WeightVersion, label_counter
+from turnout.weights.changes import collect
 from turnout.weights.checkpoint_io import INDEX, copy_assets, read_checkpoint, write_checkpoint
-from turnout.weights.digest import root_of
+from turnout.weights.delta_io import TensorDelta, write_delta
+from turnout.weights.digest import root_of, tensor_digest
+from turnout.weights.manifest import DELTA, WeightManifest, seal
 from turnout.weights.tensors import HostTensor
+from turnout.weights.verify import file_checksum
 
 ONE_FILE = 1 << 40
 
@@ -58,6 +62,31 @@ def resharded(version: ModelVersion, target: Path) -> ModelVersion:
     copy_assets(version.folder, target)
     write_checkpoint(target, read_checkpoint(version.folder), max(1, total // 4))
     return ModelVersion(target, version.label, version.root)
+
+
+def delta_version(store: Path, base: ModelVersion, version: ModelVersion) -> Path:
+    """The folder of a store that holds `version` as what differs from `base`; written once."""
+    named = WeightVersion(0, label_counter(version.label) or 1, version.root)
+    folder = store / named.directory
+    if folder.exists():
+        return folder
+    folder.mkdir(parents=True)
+    held = {tensor.name: tensor for tensor in base.tensors()}
+    deltas = [
+        TensorDelta(
+            collect(held[new.name].bits, new),
+            held[new.name].bits,
+            tensor_digest(held[new.name]),
+            tensor_digest(new),
+        )
+        for new in version.tensors()
+    ]
+    made = write_delta(folder, deltas, "indices", ONE_FILE)
+    checksums = {name: file_checksum(folder / name) for name in made.files}
+    content = (made.files, made.tensors, checksums)
+    origin = WeightVersion(0, label_counter(base.label) or 0, base.root)
+    seal(folder, WeightManifest(named, DELTA, 1, "kit", "kit", *content, origin, "indices"))
+    return folder
 
 
 def broken(

@@ -14,7 +14,7 @@
     void NAME(TYPE *target, const AT *index, const AT *positions, const TYPE *bits, int64_t count, int write, \
               int shift, uint64_t *out) {                                                                 \
         uint64_t lo = 0, hi = 0;                                                                          \
-        _Pragma("omp parallel for schedule(static) reduction(+ : lo, hi) if (count > 65536)")             \
+        _Pragma("omp parallel for schedule(static) reduction(+ : lo, hi) if (count > 8192)")              \
         for (int64_t start = 0; start < count; start += RUN) {                                            \
             int64_t n = count - start < RUN ? count - start : RUN;                                        \
             TYPE before[RUN], after[RUN];                                                                 \

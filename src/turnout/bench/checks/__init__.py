@@ -10,6 +10,7 @@ from turnout.bench.checks import (
     aborts,
     pauses,
     updates,
+    deltas,
     refusals,
     tensors,
     groups,
@@ -21,6 +22,7 @@ from turnout.bench.checks import (
 __all__ = [
     "aborts",
     "contents",
+    "deltas",
     "generation",
     "groups",
     "logprobs",
