@@ -13,7 +13,7 @@
 
 #define PROBABILITY_BITS 12
 #define LOWEST_STATE (1u << 16)
-#define BLOCK 1024          /* elements of a base looked at together */
+#define BLOCK 512           /* elements of a base looked at together */
 #define DENSE 16            /* with more than one change in so many elements, blocks are walked element by element */
 #define MAX_CLASSES 64
 #define FIXED_TABLES 3      /* tables of counts, of steps between gap tables, of steps between value tables */
@@ -99,23 +99,35 @@ INLINE uint64_t magnitude(int width, uint64_t difference, int *negative) {
 
 /* ---- classes of a block of a base ---- */
 
-INLINE void classes_typed(int width, const Tensor *t, int64_t start, int n, uint8_t *out) {
-    const uint64_t mask = (uint64_t)t->mask, lowest = (uint64_t)t->lowest;
-#define CLASSES(TYPE)                                                              \
-    {                                                                              \
-        const TYPE *from = (const TYPE *)t->base + start;                          \
-        const TYPE m = (TYPE)mask, low = (TYPE)lowest;                             \
-        const int shift = t->shift;                                                \
-        for (int i = 0; i < n; i++) {                                              \
-            TYPE e = (TYPE)((from[i] >> shift) & m);                               \
-            e = e > low ? (TYPE)(e - low) : (TYPE)0;                               \
-            out[i] = (uint8_t)(e < (TYPE)255 ? e : (TYPE)255);                     \
-        }                                                                          \
+#define CLASSES(TYPE, LANES)                                                                   \
+    {                                                                                          \
+        typedef TYPE vector __attribute__((vector_size(64)));                                  \
+        typedef uint8_t bytes __attribute__((vector_size(LANES)));                             \
+        const TYPE *from = (const TYPE *)t->base + start;                                      \
+        const TYPE mask = (TYPE)t->mask, lowest = (TYPE)t->lowest;                             \
+        for (; i + LANES <= n; i += LANES) { /* in vectors, since C's promotion to int is slow */ \
+            vector e;                                                                          \
+            memcpy(&e, from + i, 64);                                                          \
+            e = (e >> (TYPE)t->shift) & mask;                                                  \
+            e = (e - lowest) & (vector)(e > lowest);                                           \
+            if (sizeof(TYPE) == 8) e |= (vector)(e > 255);                                     \
+            bytes c = __builtin_convertvector(e, bytes);                                       \
+            memcpy(out + i, &c, LANES);                                                        \
+        }                                                                                      \
     }
-    if (width == 1) CLASSES(uint8_t)
-    else if (width == 2) CLASSES(uint16_t)
-    else if (width == 4) CLASSES(uint32_t)
-    else CLASSES(uint64_t)
+
+INLINE void classes_typed(int width, const Tensor *t, int64_t start, int n, uint8_t *out) {
+    int i = 0;
+    for (int ahead = 0; ahead < BLOCK * width; ahead += 64) /* the next block, while this one is worked on */
+        __builtin_prefetch((const uint8_t *)t->base + (start + BLOCK) * width + ahead);
+    if (width == 1) CLASSES(uint8_t, 64)
+    else if (width == 2) CLASSES(uint16_t, 32)
+    else if (width == 4) CLASSES(uint32_t, 16)
+    else CLASSES(uint64_t, 8)
+    for (; i < n; i++) {
+        int64_t e = (int64_t)((load(width, t->base, start + i) >> t->shift) & (uint64_t)t->mask) - t->lowest;
+        out[i] = (uint8_t)(e < 0 ? 0 : e > 255 ? 255 : e);
+    }
     memset(out + n, 255, (size_t)(-n & 63));
 }
 
@@ -136,6 +148,10 @@ INLINE uint64_t equal64(const uint8_t *at, uint8_t value) {
 
 INLINE int64_t count_in(const uint8_t *block, int n, uint8_t class) {
     int64_t count = 0;
+    if (n == BLOCK) { /* a loop that the compiler unrolls */
+        for (int i = 0; i < BLOCK; i += 64) count += __builtin_popcountll(equal64(block + i, class));
+        return count;
+    }
     for (int i = 0; i < n; i += 64) count += __builtin_popcountll(equal64(block + i, class));
     return count;
 }
@@ -265,12 +281,11 @@ INLINE void put_bits(BitWriter *w, uint64_t value, int bits) {
 
 INLINE void encode_symbol(uint32_t *state, uint8_t **to, const uint32_t *table, int symbol) {
     uint32_t entry = table[symbol], frequency = entry & 0xffff, first = entry >> 16, x = *state;
-    if ((uint64_t)x >= (uint64_t)frequency << (32 - PROBABILITY_BITS)) {
-        uint16_t word = (uint16_t)x;
-        *to -= 2;
-        memcpy(*to, &word, 2);
-        x >>= 16;
-    }
+    uint16_t word = (uint16_t)x; /* written always, kept if the state was too large: no branch on data */
+    int full = (uint64_t)x >= (uint64_t)frequency << (32 - PROBABILITY_BITS);
+    memcpy(*to - 2, &word, 2);
+    *to -= full * 2;
+    x >>= full * 16;
     *state = ((x / frequency) << PROBABILITY_BITS) + x % frequency + first;
 }
 
@@ -356,32 +371,23 @@ void turnout_change_encode(Tensor *tensors, int32_t n, const Tables *tables) {
 
 /* ---- decoding ---- */
 
-typedef struct { const uint8_t *at, *end; uint64_t held; int filled, failed; } BitReader;
-typedef struct { const uint8_t *at, *end; int failed; } WordReader;
+/* Past the end both give zeros, and `at` or `filled` tell at the end of the part. No branch depends on the data. */
+typedef struct { const uint8_t *at, *end; uint64_t held; int64_t filled; } BitReader;
+typedef struct { const uint8_t *at, *end; } WordReader;
 
 INLINE uint64_t get_bits(BitReader *r, int bits) {
     if (bits > 32) {
         uint64_t low = get_bits(r, 32);
         return low | get_bits(r, bits - 32) << 32;
     }
-    if (r->filled < bits) {
-        if (r->end - r->at >= 4) {
-            uint32_t word;
-            memcpy(&word, r->at, 4);
-            r->held |= (uint64_t)word << r->filled;
-            r->at += 4;
-            r->filled += 32;
-        } else {
-            while (r->at < r->end) {
-                r->held |= (uint64_t)*r->at++ << r->filled;
-                r->filled += 8;
-            }
-            if (r->filled < bits) {
-                r->failed = 1;
-                r->filled = bits;
-            }
-        }
-    }
+    if (r->end - r->at >= 8) {
+        uint64_t word;
+        memcpy(&word, r->at, 8);
+        r->held |= word << r->filled;
+        r->at += (63 - r->filled) >> 3;
+        r->filled |= 56;
+    } else
+        for (; r->filled < bits && r->at < r->end; r->filled += 8) r->held |= (uint64_t)*r->at++ << r->filled;
     uint64_t value = r->held & (((uint64_t)1 << bits) - 1);
     r->held >>= bits;
     r->filled -= bits;
@@ -391,15 +397,11 @@ INLINE uint64_t get_bits(BitReader *r, int bits) {
 INLINE int decode_symbol(uint32_t *state, WordReader *r, const uint32_t *table) {
     uint32_t x = *state, entry = table[x & ((1u << PROBABILITY_BITS) - 1)];
     x = (((entry >> 8) & 0xfff) + 1) * (x >> PROBABILITY_BITS) + (entry >> 20);
-    if (x < LOWEST_STATE) {
-        uint16_t word = 0;
-        if (r->end - r->at >= 2) {
-            memcpy(&word, r->at, 2);
-            r->at += 2;
-        } else r->failed = 1;
-        x = x << 16 | word;
-    }
-    *state = x;
+    int refill = x < LOWEST_STATE;
+    uint16_t word = 0;
+    if (r->end - r->at >= 2) memcpy(&word, r->at, 2);
+    r->at += refill * 2;
+    *state = refill ? x << 16 | word : x;
     return (int)(entry & 0xff);
 }
 
@@ -422,6 +424,8 @@ typedef struct {
     WordReader words;
 } Part;
 
+static int cut(const Part *p) { return p->bits.filled < 0 || p->words.at > p->words.end; }
+
 static int unstep(int from, int symbol) { return symbol & 1 ? from - (symbol + 1) / 2 : from + symbol / 2; }
 
 static int open_part(Tensor *t, const Tables *tables, Part *p) {
@@ -433,10 +437,10 @@ static int open_part(Tensor *t, const Tables *tables, Part *p) {
     if (fault) return fault;
     if (classes < 1 || classes > MAX_CLASSES || lowest + classes - 1 > (uint64_t)t->mask) return FOREIGN;
     if (end - at < 8 || bit_bytes > (uint64_t)(end - at - 8)) return CUT;
-    p->bits = (BitReader){at, at + bit_bytes, 0, 0, 0};
+    p->bits = (BitReader){at, at + bit_bytes, 0, 0};
     memcpy(&p->a, at + bit_bytes, 4);
     memcpy(&p->b, at + bit_bytes + 4, 4);
-    p->words = (WordReader){at + bit_bytes + 8, end, 0};
+    p->words = (WordReader){at + bit_bytes + 8, end};
     t->lowest = (int32_t)lowest;
     t->classes = (int32_t)classes;
     int gap_table = 0, value_table = 0;
@@ -455,7 +459,7 @@ static int open_part(Tensor *t, const Tables *tables, Part *p) {
         p->gap_tables[c] = gap_table;
         p->value_tables[c] = value_table;
     }
-    return left ? FOREIGN : p->bits.failed || p->words.failed ? CUT : 0;
+    return left ? FOREIGN : cut(p) ? CUT : 0;
 }
 
 /* Ranks (in `gaps`) and differences (in `values`), by class. */
@@ -479,10 +483,10 @@ INLINE int decode_symbols(int width, Tensor *t, const Tables *tables, Part *p) {
             uint64_t size = smallest(symbol >> 1, extra, m) + get_bits(&p->bits, extra) + 1;
             store(width, t->values, i, symbol & 1 ? (uint64_t)0 - size : size);
         }
-        if (p->bits.failed || p->words.failed) return CUT;
+        if (cut(p)) return CUT;
     }
     int ended = p->a == LOWEST_STATE && p->b == LOWEST_STATE && p->words.at == p->words.end;
-    return ended && p->bits.at == p->bits.end && p->bits.filled < 8 && !p->bits.held ? 0 : FOREIGN;
+    return ended && p->bits.at == p->bits.end && !cut(p) && p->bits.filled < 8 && !p->bits.held ? 0 : FOREIGN;
 }
 
 typedef struct {
@@ -503,25 +507,38 @@ INLINE void place(int width, Tensor *t, Merge *s, int64_t position, int64_t slot
     s->placed++;
 }
 
+/* The place of the bit with so many set bits below it. */
+INLINE int place_of(uint64_t bits, int below) {
+#ifdef __BMI2__
+    return __builtin_ctzll(_pdep_u64((uint64_t)1 << below, bits));
+#else
+    for (; below; below--) bits &= bits - 1;
+    return __builtin_ctzll(bits);
+#endif
+}
+
 INLINE void merge_sparse(int width, Tensor *t, Merge *s, const uint8_t *block, int64_t start, int n) {
     uint64_t marked[BLOCK / 64] = {0};
     int64_t slots[BLOCK];
     for (int c = 0; c < t->classes; c++) {
         if (s->need[c] < 0) continue;
-        int64_t count = count_in(block, n, (uint8_t)c), before = s->seen[c];
-        s->seen[c] += count;
+        int64_t before = s->seen[c];
+        s->seen[c] += count_in(block, n, (uint8_t)c);
         if (s->need[c] >= s->seen[c]) continue;
-        for (int word = 0; word < BLOCK / 64 && s->need[c] >= 0 && s->need[c] < s->seen[c]; word++) {
-            uint64_t found = equal64(block + word * 64, (uint8_t)c);
-            int64_t here = __builtin_popcountll(found), skipped = 0;
-            while (s->need[c] >= 0 && s->need[c] < before + here) {
-                for (; skipped < s->need[c] - before; skipped++) found &= found - 1;
-                marked[word] |= found & (~found + 1);
-                slots[word * 64 + __builtin_ctzll(found)] = s->at[c];
-                take(t, s, c);
-            }
-            before += here;
+        uint64_t words[BLOCK / 64];
+        int32_t until[BLOCK / 64]; /* elements of the class up to the end of each word */
+        for (int word = 0, sum = 0; word < BLOCK / 64; word++) {
+            words[word] = equal64(block + word * 64, (uint8_t)c);
+            until[word] = sum += __builtin_popcountll(words[word]);
         }
+        do {
+            int32_t rank = (int32_t)(s->need[c] - before), word = 0;
+            for (int w = 0; w < BLOCK / 64 - 1; w++) word += until[w] <= rank;
+            int o = word * 64 + place_of(words[word], rank - (word ? until[word - 1] : 0));
+            marked[word] |= (uint64_t)1 << (o & 63);
+            slots[o] = s->at[c];
+            take(t, s, c);
+        } while (s->need[c] >= 0 && s->need[c] < s->seen[c]);
     }
     for (int word = 0; word < BLOCK / 64; word++)
         for (uint64_t left = marked[word]; left; left &= left - 1) {

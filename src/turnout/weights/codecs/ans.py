@@ -112,9 +112,9 @@ def parse(shared: NDArray[np.uint8]) -> Tables:
     return Tables(frequencies, gaps, values)
 
 
-def normalised(counts: NDArray[np.integer]) -> Frequencies:
+def normalised(counts: NDArray[np.integer | np.floating]) -> Frequencies:
     """Frequencies in proportion to counts [SYMBOLS] (of which one at least isn't 0), summing to SLOTS."""
-    counts = counts.astype(np.int64)
+    counts = counts.astype(np.float64)
     exact = counts * SLOTS / counts.sum()
     rows = np.where(counts > 0, np.maximum(exact.astype(np.int64), 1), 0)
     missing = SLOTS - int(rows.sum())
@@ -129,19 +129,20 @@ def fit(histograms: NDArray[np.integer]) -> tuple[Frequencies, NDArray[np.uint8]
     """A few tables for many histograms [items, SYMBOLS], none of them empty: frequencies [tables, SYMBOLS], and
     the table of each item [items]. K-means with the coded size as the distance, from quantiles of the mean symbol;
     tables are in ascending order of their mean symbol."""
+    totals = histograms.sum(axis=1)
     used = np.flatnonzero(histograms.any(axis=0))
     counts = histograms[:, used].astype(np.float32)
-    totals = counts.sum(axis=1)
     means = counts @ used.astype(np.float32) / totals
     tables = int(np.clip(totals.sum() // CHANGES_PER_TABLE, 1, min(MAX_TABLES, len(counts))))
     order = np.argsort(means, kind="stable")
-    share = np.cumsum(totals[order], dtype=np.float64)
+    share = np.cumsum(totals[order])
     chosen = np.zeros(len(counts), np.int64)
     chosen[order] = np.minimum((share - totals[order] / 2) * tables / share[-1], tables - 1)
     for _ in range(ROUNDS if tables > 1 else 0):
-        sums = _summed(histograms, chosen, tables)[:, used].astype(np.float32) + np.float32(1e-3)
+        sums = _summed(counts, chosen, tables) + np.float32(1e-3)
         chosen = np.argmin(counts @ -np.log2(sums / sums.sum(axis=1, keepdims=True)).T, axis=1)
-    sums = _summed(histograms, chosen, tables)
+    sums = np.zeros((tables, SYMBOLS), np.float32)
+    sums[:, used] = _summed(counts, chosen, tables)
     alive = np.flatnonzero(sums.any(axis=1))
     alive = alive[np.argsort(sums[alive] @ np.arange(SYMBOLS) / sums[alive].sum(axis=1), kind="stable")]
     place = np.zeros(tables, np.uint8)
@@ -149,8 +150,9 @@ def fit(histograms: NDArray[np.integer]) -> tuple[Frequencies, NDArray[np.uint8]
     return np.stack([normalised(sums[table]) for table in alive]), place[chosen]
 
 
-def _summed(histograms: NDArray[np.integer], chosen: NDArray[np.int64], tables: int) -> NDArray[np.integer]:
-    return np.stack([histograms[chosen == table].sum(axis=0) for table in range(tables)])
+def _summed(counts: NDArray[np.float32], chosen: NDArray[np.int64], tables: int) -> NDArray[np.float32]:
+    """The histograms of each table's items, added up; float32 is exact enough, and a symbol's sum is never 0."""
+    return (chosen == np.arange(tables)[:, None]).astype(np.float32) @ counts
 
 
 def table_steps(

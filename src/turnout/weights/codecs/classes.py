@@ -44,8 +44,8 @@ def classes_of(exponents: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArr
     its own and the number of classes [tensors]. The few changes at the low end, where nearly everything changes,
     share a class."""
     total = exponents.sum(axis=1, keepdims=True)
-    highest = exponents.shape[1] - 1 - np.argmax(exponents[:, ::-1] > 0, axis=1)
     lowest = np.argmax(np.cumsum(exponents, axis=1) * FEW > total, axis=1)
+    highest = exponents.shape[1] - 1 - np.argmax(exponents[:, ::-1] > 0, axis=1)
     lowest = np.maximum(lowest, highest - MAX_CLASSES + 1)
     return lowest, highest - lowest + 1
 

@@ -17,14 +17,16 @@ from turnout.weights.codecs.ans import SYMBOLS, Tables
 from turnout.weights.codecs.classes import classes_of
 from turnout.weights.codecs.codec import Bytes
 
-_POINTER = np.uint64
-_TENSOR = np.dtype(
-    [(name, _POINTER) for name in ("base", "positions", "bits")]
-    + [("elements", np.int64), ("count", np.int64)]
-    + [(name, np.int32) for name in ("width", "wide", "shift", "mask", "lowest", "classes")]
-    + [(name, _POINTER) for name in ("counts", "gaps", "values", "histograms", "gap_tables", "value_tables")]
-    + [("part", _POINTER), ("size", np.int64)]
-)  # Tensor
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("base", "positions", "bits")),
+        *((name, ctypes.c_int64) for name in ("elements", "count")),
+        *((name, ctypes.c_int32) for name in ("width", "wide", "shift", "mask", "lowest", "classes")),
+        *((name, ctypes.c_void_p) for name in ("counts", "gaps", "values", "histograms")),
+        *((name, ctypes.c_void_p) for name in ("gap_tables", "value_tables", "part")),
+        ("size", ctypes.c_int64),
+    ]
 
 
 class _Tables(ctypes.Structure):
@@ -43,7 +45,7 @@ class NativeSplits:
         self._items = items
         self._gaps = [np.empty_like(change.positions) for change, _ in items]
         self._values = [np.empty_like(change.bits) for change, _ in items]
-        jobs = self._jobs = np.zeros(len(items), _TENSOR)
+        jobs = self._jobs = np.zeros(len(items), np.dtype(_Tensor))
         jobs["base"] = _addresses([base for _, base in items])
         jobs["positions"] = _addresses([change.positions for change, _ in items])
         jobs["bits"] = _addresses([change.bits for change, _ in items])
@@ -54,8 +56,11 @@ class NativeSplits:
         jobs["wide"] = [change.positions.itemsize == 8 for change, _ in items]
         jobs["shift"], jobs["mask"] = np.array(fields).T
         exponents = np.zeros((len(items), int(jobs["mask"].max()) + 1), np.int64)
-        jobs["counts"] = _rows(exponents)
-        _call("turnout_change_exponents", jobs)
+        if jobs["mask"].any():
+            jobs["counts"] = _rows(exponents)
+            _call("turnout_change_exponents", jobs)
+        else:
+            exponents[:, 0] = jobs["count"]
         jobs["lowest"], jobs["classes"] = classes_of(exponents)
         self.owners = np.repeat(np.arange(len(items)), jobs["classes"])
         first = np.cumsum(jobs["classes"]) - jobs["classes"]
@@ -87,17 +92,17 @@ def native_decode(
     """As entropy_reference.reference_decode."""
     positions, bits = out
     gaps, values, part = np.empty_like(positions), np.empty_like(bits), np.ascontiguousarray(part)
-    job = np.zeros(1, _TENSOR)
-    job["base"], job["positions"], job["bits"], job["gaps"], job["values"], job["part"] = _addresses(
+    base_at, positions_at, bits_at, gaps_at, values_at, part_at = _addresses(
         [base, positions, bits, gaps, values, part]
     )
-    job["elements"], job["count"], job["size"] = base.size, positions.size, part.size
-    job["width"], job["wide"] = base.itemsize, positions.itemsize == 8
-    job["shift"], job["mask"] = field
+    widths = base.itemsize, positions.itemsize == 8
+    sizes = base.size, positions.size, *widths, *field, 0, 0
+    job = _Tensor(base_at, positions_at, bits_at, *sizes, None, gaps_at, values_at, None, None, None, part_at)
+    job.size = part.size
     given = _Tables(tables.gaps, tables.values, None, tables.decode.ctypes.data)
     native = library()
     assert native is not None
-    return native.turnout_change_decode(ctypes.c_void_p(job.ctypes.data), ctypes.byref(given)) == 0
+    return native.turnout_change_decode(ctypes.byref(job), ctypes.byref(given)) == 0
 
 
 def _call(function: str, jobs: NDArray[np.void], tables: _Tables | None = None) -> None:
