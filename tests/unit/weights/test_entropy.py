@@ -175,6 +175,22 @@ def test_a_rank_that_overflows_is_outside() -> None:
         merge(np.zeros(10, np.uint8), Classes(0, 0, 0, 1), parts)
 
 
+def test_strided_arrays_are_read_as_what_they_are() -> None:
+    change, base = pair("BF16", 2000, 0.05, 9)
+    twice = np.repeat(base, 2)[::2]
+    strided = Change(
+        change.name,
+        change.dtype,
+        change.shape,
+        np.repeat(change.positions, 2)[::2],
+        np.repeat(change.bits, 2)[::2],
+    )
+    for name in NAMES:
+        encoded = CODECS[name].encode([(strided, twice)])
+        assert encoded.parts[0].tobytes() == CODECS[name].encode([(change, base)]).parts[0].tobytes()
+        assert same(decoded(name, encoded, [(change, twice)])[0], change)
+
+
 def test_positions_beyond_2_to_the_31() -> None:
     """A tensor of 2^31 + 10 elements, of which three change; the base takes no memory."""
     elements = (1 << 31) + 10

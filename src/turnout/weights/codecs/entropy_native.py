@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,9 @@ class _Tensor(ctypes.Structure):
     ]
 
 
+_JOBS: Any = np.dtype(_Tensor)
+
+
 class _Tables(ctypes.Structure):
     _fields_ = [
         ("gap_tables", ctypes.c_int32),
@@ -42,10 +47,13 @@ class NativeSplits:
     """As entropy_reference.ReferenceSplits."""
 
     def __init__(self, items: Sequence[tuple[Change, Bits]], fields: Sequence[tuple[int, int]]) -> None:
+        solid = np.ascontiguousarray
+        items = [(replace(c, positions=solid(c.positions), bits=solid(c.bits)), solid(b)) for c, b in items]
         self._items = items
         self._gaps = [np.empty_like(change.positions) for change, _ in items]
         self._values = [np.empty_like(change.bits) for change, _ in items]
-        jobs = self._jobs = np.zeros(len(items), np.dtype(_Tensor))
+        jobs: NDArray[np.void] = np.zeros(len(items), _JOBS)
+        self._jobs = jobs
         jobs["base"] = _addresses([base for _, base in items])
         jobs["positions"] = _addresses([change.positions for change, _ in items])
         jobs["bits"] = _addresses([change.bits for change, _ in items])
@@ -91,7 +99,8 @@ def native_decode(
 ) -> bool:
     """As entropy_reference.reference_decode."""
     positions, bits = out
-    gaps, values, part = np.empty_like(positions), np.empty_like(bits), np.ascontiguousarray(part)
+    gaps, values = np.empty_like(positions), np.empty_like(bits)
+    base, part = np.ascontiguousarray(base), np.ascontiguousarray(part)
     base_at, positions_at, bits_at, gaps_at, values_at, part_at = _addresses(
         [base, positions, bits, gaps, values, part]
     )
