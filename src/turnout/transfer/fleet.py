@@ -8,6 +8,7 @@ asked in no further one until it joins anew.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from turnout.core.errors import WeightError
@@ -33,8 +34,10 @@ class Fleet:
         self.max_engine_lag = max_engine_lag
         self.current: Held | None = None
         self._events = events
-        self._failures: dict[str, int] = {}
+        self.lives = Counter[str]()  # by engine, how often all that was known of it became void
+        self._failures = Counter[str]()
         self._apart: set[str] = set()
+        self._tentative: set[str] = set()
 
     @property
     def fenced(self) -> set[str]:
@@ -44,14 +47,13 @@ class Fleet:
     def required(self) -> tuple[str, ...]:
         """The engines that take part in the next update; fenced ones too, which it heals."""
         return tuple(
-            name
-            for name in self.engines
-            if name not in self._apart and self._failures.get(name, 0) < TRIES_MAX
+            name for name in self.engines if name not in self._apart and self._failures[name] < TRIES_MAX
         )
 
     def add(self, engine: EngineClient) -> None:
         """A new engine, or one that started again: nothing is known of it, its failures are forgotten."""
         self.engines[engine.engine_id] = engine
+        self.lives[engine.engine_id] += 1
         engine.holds = None
         self._failures.pop(engine.engine_id, None)
 
@@ -59,11 +61,17 @@ class Fleet:
         """An engine that loads on its own has no part in updates until it has."""
         (self._apart.add if apart else self._apart.discard)(engine_id)
 
+    def activate(self, engine_id: str) -> None:
+        """The engine is told to change its weights: it takes no request until that is committed."""
+        self._tentative.add(engine_id)
+
     def fence(self, engine_id: str, label: str, reason: str) -> None:
         """No request goes to the engine until it holds a committed version again; `label` names the version that
         it failed to take (empty: none)."""
         self.engines[engine_id].holds = None
-        self._failures[engine_id] = self._failures.get(engine_id, 0) + 1
+        self.lives[engine_id] += 1
+        self._tentative.discard(engine_id)
+        self._failures[engine_id] += 1
         self._events.emit(EngineFenced(engine_id, label, reason))
         log.warning("engine %s is fenced: %s", engine_id, reason)
         if self._failures[engine_id] == TRIES_MAX:
@@ -74,6 +82,7 @@ class Fleet:
     def hold(self, engine_id: str, held: Held) -> None:
         """The engine attested a version that is committed."""
         self.engines[engine_id].holds = held
+        self._tentative.discard(engine_id)
         self._failures.pop(engine_id, None)
 
     def routable(self, minimum: VersionConstraint | None = None) -> list[EngineClient]:
@@ -81,8 +90,9 @@ class Fleet:
         assert self.current is not None, "a base version is adopted before anything is routed"
         found = [
             engine
-            for engine in self.engines.values()
-            if routable(engine.holds, minimum, self.current, self.max_engine_lag)
+            for name, engine in self.engines.items()
+            if name not in self._tentative
+            and routable(engine.holds, minimum, self.current, self.max_engine_lag)
         ]
         if not found:
             fenced = ", ".join(sorted(self.fenced))

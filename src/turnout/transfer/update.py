@@ -117,6 +117,8 @@ class Update:
         elif isinstance(effect, machine.Abort):
             self._owner.events.emit(VersionAborted(label, effect.reason))
             self.ended.set()
+        elif isinstance(effect, machine.Activate):
+            self._fleet.activate(effect.engine)
         elif isinstance(effect, machine.Fence):
             self._fleet.fence(effect.engine, label, effect.reason)
 
@@ -187,6 +189,8 @@ class Update:
         except WeightError as fault:
             return Failed(engine.engine_id, str(fault))
         engine.version = found.label
+        if self._state.engines[engine.engine_id] is not Engine.ACTIVATING:  # fenced meanwhile
+            return Attested(engine.engine_id, found.root)
         self._owner.events.emit(VersionAttested(engine.engine_id, found.label, found.root, found.level))
         return Attested(engine.engine_id, found.root)
 

@@ -7,6 +7,7 @@ unless that was asked for (`trust_label`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ class Updater:
         self.versions_committed = 0
         self._worker = Worker(clock)
         self._update: Update | None = None
+        self._joins: dict[str, asyncio.Lock] = {}
         self._expected: Mapping[str, str] | None = (
             None  # of the current version, where there are stock engines
         )
@@ -77,6 +79,7 @@ class Updater:
         there are stock engines."""
         held = Held(base, train_step)
         self._expected = expected
+        lives = dict(self.fleet.lives)
         for engine in self.fleet.engines.values():
             found = await self._caught_up(engine, held, deadline_s)
             if found.root != base.root:
@@ -84,6 +87,8 @@ class Updater:
                     f"engine {engine.engine_id} loaded weights {found.root}, the trainer holds {base.root}: "
                     "both must load the same --hf-checkpoint with the same --dtype"
                 )
+        if lives != self.fleet.lives:
+            raise WeightError("an engine ended while the base version was attested")
         self.events.emit(VersionCommitted(base.label))
         self.fleet.current = held
         for name in self.fleet.engines:
@@ -101,27 +106,39 @@ class Updater:
         current version and attests it. Returns whether it may be asked now; False: it takes part in the next
         update. Raises DeadlineExceeded where the update under way does not end."""
         end = self.clock.now() + deadline_s
+        name = engine.engine_id
         self.fleet.add(engine)
+        life = self.fleet.lives[name]
         if self._update is not None and not self._update.ended.is_set():
-            self._update.joined(engine.engine_id)
-            what = f"the update under way to end, for engine {engine.engine_id} to join"
+            self._update.joined(name)
+            what = f"the update under way to end, for engine {name} to join"
             await self.clock.within(deadline_s, what, self._update.ended.wait())
-        self.fleet.set_apart(engine.engine_id, True)
+        earlier = self._joins.setdefault(name, asyncio.Lock())
+        what = f"an earlier try of engine {name} to join to end"
+        await self.clock.within(max(0.001, end - self.clock.now()), what, earlier.acquire())
+        self.fleet.set_apart(name, True)
         try:
-            while True:
-                held = self.fleet.current
-                assert held is not None, "a base version is adopted before an engine joins"
-                found = await self._caught_up(engine, held, max(0.001, end - self.clock.now()))
-                if found.root != held.version.root:
-                    return False
-                if held == self.fleet.current:  # else an update was committed meanwhile: once more
-                    self.fleet.hold(engine.engine_id, held)
-                    return True
+            return await self._joined(engine, life, end)
         except FAULTS as fault:
-            self.fleet.fence(engine.engine_id, "", str(fault))
+            if life == self.fleet.lives[name]:
+                self.fleet.fence(name, "", str(fault))
             return False
         finally:
-            self.fleet.set_apart(engine.engine_id, False)
+            self.fleet.set_apart(name, False)
+            earlier.release()
+
+    async def _joined(self, engine: EngineClient, life: int, end: float) -> bool:
+        """Whether the engine, in the life in which it asked, holds the current version, loaded where need be."""
+        while True:
+            held = self.fleet.current
+            if held is None:
+                raise InvariantBroken("a base version is adopted before an engine joins")
+            found = await self._caught_up(engine, held, max(0.001, end - self.clock.now()))
+            if found.root != held.version.root or life != self.fleet.lives[engine.engine_id]:
+                return False
+            if held == self.fleet.current:  # else an update was committed meanwhile: once more
+                self.fleet.hold(engine.engine_id, held)
+                return True
 
     def lost(self, engine_id: str, reason: str) -> None:
         """An engine ended: it is fenced, and fails in an update under way."""

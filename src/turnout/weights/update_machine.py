@@ -176,8 +176,8 @@ def step(state: UpdateState, event: Event) -> tuple[UpdateState, Effects]:
         return moved, tuple(Prepare(engine) for engine in state.live)
     if isinstance(event, Go):
         return _going(state, event)
-    if isinstance(event, Joined) and event.engine not in state.engines:
-        return replace(state, engines={**state.engines, event.engine: Engine.ABSENT}), ()
+    if isinstance(event, Joined):
+        return _joined(state, event.engine)
     if event.engine is None:
         return _aborted(state, event.reason)
     if event.engine not in state.engines:
@@ -189,7 +189,7 @@ def step(state: UpdateState, event: Event) -> tuple[UpdateState, Effects]:
         if event.root == state.root:
             return _settled(_moved(state, Fact.ATTESTED, (event.engine,)))
         return _failed(state, event.engine, f"attested {event.root}, published was {state.root}")
-    return _failed(state, event.engine, event.reason if isinstance(event, Failed) else "it started again")
+    return _failed(state, event.engine, event.reason)
 
 
 def _begun(state: UpdateState, event: Begin) -> tuple[UpdateState, Effects]:
@@ -207,6 +207,15 @@ def _going(state: UpdateState, event: Go) -> tuple[UpdateState, Effects]:
         return _aborted(state, f"requests are in flight on {names}; the update needs every engine idle")
     moved = _moved(replace(state, phase=Phase.ACTIVATING), Fact.ACTIVATE, state.live)
     return moved, tuple(Activate(engine) for engine in state.live)
+
+
+def _joined(state: UpdateState, engine: str) -> tuple[UpdateState, Effects]:
+    before = state.engines.get(engine)
+    if before is None:
+        return replace(state, engines={**state.engines, engine: Engine.ABSENT}), ()
+    if before is Engine.BEHIND:  # it was asked for nothing yet
+        return state, ()
+    return _failed(state, engine, "it started again")
 
 
 def _failed(state: UpdateState, engine: str, reason: str) -> tuple[UpdateState, Effects]:
@@ -244,4 +253,4 @@ def _moved(state: UpdateState, fact: Fact, engines: tuple[str, ...]) -> UpdateSt
 
 
 def _too_few(state: UpdateState) -> str:
-    return f"{len(state.live)} engines are left, {state.at_least} are needed"
+    return f"engines left: {len(state.live)}, needed: {state.at_least}"

@@ -397,7 +397,7 @@ def test_too_few_engines_left_abort_and_say_so(tmp_path: Path) -> None:
         await d.adopt()
         for engine in d.engines:
             engine.script(PREPARE, Answer(500, b"boom"))
-        with pytest.raises(WeightError, match=r"0 engines are left, 1 are needed: e1: .*boom"):
+        with pytest.raises(WeightError, match=r"engines left: 0, needed: 1: engine e1 .*boom"):
             await d.update(1)
         assert d.updater.current == BASE
 
