@@ -143,7 +143,7 @@ class SimEngine(EngineClient):
             raise self.dead()
         await self.clock.sleep(
             self.world.rng.uniform(0, 0.5)
-        )  # an answer arrives although its sender is gone by then
+        )  # it arrives even from one that is gone by then
         if isinstance(found, Exception):
             raise found
         return found

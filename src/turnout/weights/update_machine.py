@@ -224,8 +224,9 @@ def _failed(state: UpdateState, engine: str, reason: str) -> tuple[UpdateState, 
         return state, ()
     fence = Fence(engine, reason)
     if len(moved.live) < state.at_least:
-        why = reason if state.at_least == len(state.engines) else f"{_too_few(moved)}: {engine}: {reason}"
-        ended, effects = _aborted(moved, why if engine in why else f"engine {engine}: {why}")
+        why = reason if engine in reason else f"engine {engine}: {reason}"
+        several = state.at_least < len(state.engines)
+        ended, effects = _aborted(moved, f"{_too_few(moved)}: {why}" if several else why)
         return ended, (fence, *effects)
     ended, effects = _settled(moved)
     return ended, (fence, *effects)
