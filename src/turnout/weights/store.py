@@ -189,6 +189,7 @@ class WeightStore:
             found = self._reader.look()
             gone = [*found.useless(committed), *unneeded(found, str(self.root))]
             for folder in gone:
+                self._owner.check()
                 self._files.remove_tree(self.root / folder)
         if self.mirror is not None:
             mirror = self.mirror.depot.name
