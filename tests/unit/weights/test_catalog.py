@@ -16,9 +16,9 @@ from turnout.placement.real import DiskStore
 from turnout.weights.catalog import StoreReader
 from turnout.weights.depot import FolderDepot
 from turnout.weights.lineage import Lineage
-from turnout.weights.manifest import DONE
+from turnout.weights.manifest import DONE, complete_versions
 from turnout.weights.store import WeightStore
-from turnout.weights.verify import verify
+from turnout.weights.verify import verify, verify_store
 from turnout.weights.visibility import Patience, visible_manifest
 
 
@@ -78,7 +78,9 @@ def test_a_folder_under_another_versions_name_is_no_version(store: WeightStore) 
     store.publish(model(1), 1)
     shutil.copytree(store.root / "weight_v000001", store.root / "weight_v000002")
     assert [m.directory for m in reader(store).look().versions] == ["weight_v000001"]
-    assert [m.directory for m in store.versions()] == ["weight_v000001"]
+    assert [m.directory for m in complete_versions(store.root)] == ["weight_v000001"]
+    faults = {verdict.folder: verdict.fault for verdict in verify_store(store.root)}
+    assert faults["weight_v000001"] == "" and "another version's folder" in faults["weight_v000002"]
 
 
 def test_a_foreign_folder_is_not_the_published_one(store: WeightStore, tmp_path: Path) -> None:
