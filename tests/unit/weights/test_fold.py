@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +16,12 @@ from turnout.core.errors import WeightError
 from turnout.placement.real import DiskStore
 from turnout.weights.catalog import StoreReader
 from turnout.weights.chain import cheapest
+from turnout.weights.changes import collect
 from turnout.weights.checkpoint_io import write_checkpoint
+from turnout.weights.delta_io import TensorDelta
 from turnout.weights.depot import FolderDepot
-from turnout.weights.digest import root_of
+from turnout.weights.digest import root_of, tensor_digest
 from turnout.weights.fold import fold, plan_fold
-from turnout.weights.manifest import seal
 from turnout.weights.mirror import Mirror
 from turnout.weights.object_depot import ObjectDepot
 from turnout.weights.store import WeightStore
@@ -73,21 +73,28 @@ def test_every_root_is_proved_from_the_base(tmp_path: Path) -> None:
 
 
 def test_a_delta_that_does_not_make_what_it_claims_is_found(tmp_path: Path) -> None:
-    """Every checksum right: one delta is put in another's place, with a manifest that says so."""
+    """Every checksum right: the publisher itself wrote one wrong pattern, and digests of the right ones."""
     root, base = chain_store(tmp_path)
-    lying = verify(root / "weight_v000003")
-    other = verify(root / "weight_v000005")
-    shutil.rmtree(root / "weight_v000003")
-    shutil.copytree(root / "weight_v000005", root / "weight_v000003")
-    files = {"files": other.files, "checksums": other.checksums}
-    seal(root / "weight_v000003", replace(lying, tensors={
-        name: replace(entry, file=other.tensors[name].file, count=other.tensors[name].count)
-        for name, entry in lying.tensors.items()}, **files))  # fmt: skip
-    verify(root / "weight_v000003")
+    store = WeightStore(root, DiskStore(), base, SHARD)
+    store.open("run", 0, root_of(STATES[0]))
+    parent = catalog(root).records[5]
+
+    target = [replace(t, bits=t.bits ^ t.bits.dtype.type(t.name == "head")) for t in STATES[4]]
+
+    def lying() -> Iterator[TensorDelta]:
+        for old, new in zip(STATES[4], target):
+            change = collect(old.bits, new)
+            if new.name == "head":
+                change = replace(change, bits=change.bits ^ change.bits.dtype.type(2))
+            yield TensorDelta(change, old.bits, tensor_digest(old), tensor_digest(new))
+
+    made = store.publish_delta(lying(), parent, "indices", 6)
+    verify(made.folder)
+    last = delta_of(store, made.version, target, model(7))
     verdicts = {verdict.folder: verdict.fault for verdict in verify_store(root, base)}
-    assert verdicts["weight_v000002"] == ""
-    assert "does not become what the manifest says" in verdicts["weight_v000003"]
-    assert "no way leads" in verdicts["weight_v000004"], "nothing is proved through a wrong one"
+    assert "head does not become what the manifest says" in verdicts[made.folder.name]
+    assert "no way leads" in verdicts[last.folder.name], "nothing is proved through a wrong one"
+    assert verdicts["weight_v000005"] == ""
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 5), (2, 5), (0, 3)])
