@@ -7,10 +7,11 @@ for each sequence times its log-probability) on sums from examples/data, compute
 A pair is a version and the next one:
 
 - `fresh`: the checkpoint and the version after its first step. Masters begin at the very bf16 values.
-- `steady`: the versions before and after step WARM_STEPS + 1, the moments warm. In steady state the masters are
-  spread over the intervals that round to their bf16 values, which takes thousands of steps at a small learning
-  rate; here they are drawn uniformly from these intervals to begin with. `--check` shows that a long run from the
-  checkpoint comes to the same density.
+- `steady`: the versions before and after a step with warm moments. In steady state the masters are spread over the
+  intervals that round to their bf16 values, which takes thousands of steps at a small learning rate; here they are
+  drawn uniformly from these intervals to begin with. One run takes WARM_STEPS steps, then two at each learning rate
+  in turn; the second one makes the pair. `--check` shows that a long run from the checkpoint comes to the densities
+  that its own steps would have on masters drawn so.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from turnout.weights.tensors import HostTensor
 
 RATES = (1e-6, 5e-6, 2e-5)
 STATES = ("fresh", "steady")
-WARM_STEPS = 12
+WARM_STEPS = 50
 SEQUENCES = 8
 BETAS, EPS = (0.9, 0.98), 1e-8
-RECIPE = 1  # raise it when other versions would be made, so that cached ones are made again
+RECIPE = 2  # raise it when other versions would be made, so that cached ones are made again
 CACHE = Path.home() / ".cache" / "turnout" / "benchmarks" / f"versions-{RECIPE}"
 DATA = Path(__file__).parent.parent / "examples" / "data" / "sums_train.jsonl"
 
@@ -61,10 +62,13 @@ class Training:
         self._rows = [json.loads(line) for line in DATA.read_text().splitlines()]
         self._rng = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
-        self._masters = [
+        self.masters = [
             _spread(p.detach(), generator) if spread else p.detach().float() for p in self._model.parameters()
         ]
-        self._adam = torch.optim.Adam(self._masters, learning_rate, BETAS, EPS, fused=True)
+        self._adam = torch.optim.Adam(self.masters, learning_rate, BETAS, EPS, fused=True)
+
+    def go_on_at(self, learning_rate: float) -> None:
+        self._adam.param_groups[0]["lr"] = learning_rate
 
     def step(self) -> None:
         texts = []
@@ -79,11 +83,11 @@ class Training:
         logits = self._model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
         logprobs_BT = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0] * mask[:, 1:]
         (-(advantages - advantages.mean())[:, None] * logprobs_BT).sum().div(mask.sum()).backward()
-        for master, parameter in zip(self._masters, self._model.parameters()):
+        for master, parameter in zip(self.masters, self._model.parameters()):
             master.grad, parameter.grad = parameter.grad.float(), None
         self._adam.step()
         with torch.no_grad():
-            for master, parameter in zip(self._masters, self._model.parameters()):
+            for master, parameter in zip(self.masters, self._model.parameters()):
                 master.grad = None
                 parameter.copy_(master)  # to the nearest, ties to even
 
@@ -105,17 +109,35 @@ def _spread(weights: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def pair(learning_rate: float, state: str) -> Pair:
     """Made where it is not in the cache yet."""
-    folder = CACHE / f"{learning_rate:g}-{state}"
+    folder = _folder(learning_rate, state)
     if not (folder / "new").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        training = Training(learning_rate, state == "steady")
-        for at in range(WARM_STEPS if state == "steady" else 0):
-            training.step()
-            print(f"{learning_rate:g} {state}: step {at + 1}", file=sys.stderr)
-        _write(folder / "base", training.tensors())
-        training.step()
-        _write(folder / "new", training.tensors())
+        if state == "fresh":
+            _step(folder, Training(learning_rate, spread=False))
+        else:
+            _make_steady()
     return Pair(learning_rate, state, _read(folder / "base"), _read(folder / "new"))
+
+
+def _folder(learning_rate: float, state: str) -> Path:
+    return CACHE / f"{learning_rate:g}-{state}"
+
+
+def _make_steady() -> None:
+    training = Training(sorted(RATES)[len(RATES) // 2], spread=True)
+    for at in range(WARM_STEPS):
+        training.step()
+        print(f"steady: step {at + 1} of {WARM_STEPS}", file=sys.stderr)
+    for rate in RATES:
+        training.go_on_at(rate)
+        training.step()
+        _step(_folder(rate, "steady"), training)
+
+
+def _step(folder: Path, training: Training) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "base", training.tensors())
+    training.step()
+    _write(folder / "new", training.tensors())
 
 
 def _write(path: Path, tensors: list[HostTensor]) -> None:
@@ -127,17 +149,26 @@ def _read(path: Path) -> list[HostTensor]:
     return [HostTensor(t.name, t.dtype, t.shape, t.bits.copy()) for t in read_file(path)]
 
 
-def densities(learning_rate: float, steps: int, spread: bool) -> list[float]:
-    """The share of elements that each step of a run changes."""
-    training = Training(learning_rate, spread)
-    held, found = training.tensors(), []
-    for at in range(steps):
+def densities(learning_rate: float, steps: int, every: int = 5) -> list[dict[str, Any]]:
+    """Of a run from the checkpoint, every so many steps: the share of elements that the step changes, and the share
+    that it would change if the masters before it were drawn from their rounding intervals."""
+    training, found = Training(learning_rate, spread=False), []
+    generator = torch.Generator().manual_seed(2)
+    for at in range(1, steps + 1):
+        if at % every and at != 1:
+            training.step()
+            continue
+        before = [master.clone() for master in training.masters]
         training.step()
-        now = training.tensors()
-        changed = sum(int(np.count_nonzero(a.bits != b.bits)) for a, b in zip(held, now))
-        found.append(round(changed / sum(t.bits.size for t in now), 6))
-        held = now
-        print(f"{learning_rate:g} {'spread' if spread else 'fresh'}: {at + 1}: {found[-1]}", file=sys.stderr)
+        own = drawn = total = 0
+        for old, new in zip(before, training.masters):
+            weights = old.bfloat16()
+            moved = _spread(weights, generator) + (new - old)
+            own += int((new.bfloat16().view(torch.int16) != weights.view(torch.int16)).sum())
+            drawn += int((moved.bfloat16().view(torch.int16) != weights.view(torch.int16)).sum())
+            total += old.numel()
+        found.append({"step": at, "own": round(own / total, 6), "drawn": round(drawn / total, 6)})
+        print(f"{learning_rate:g}: {found[-1]}", file=sys.stderr)
     return found
 
 
@@ -156,9 +187,7 @@ def main() -> None:
                 changed = sum(int(np.count_nonzero(a.bits != b.bits)) for a, b in zip(made.base, made.new))
                 print(f"{rate:g} {state}: {changed} of {sum(t.bits.size for t in made.new)} elements")
         return
-    found: dict[str, Any] = {"learning_rate": asked.rates[-1]}
-    found["from_checkpoint"] = densities(asked.rates[-1], asked.check, spread=False)
-    found["from_spread_masters"] = densities(asked.rates[-1], WARM_STEPS + 4, spread=True)
+    found = {"learning_rate": asked.rates[-1], "densities": densities(asked.rates[-1], asked.check)}
     text = json.dumps(found)
     print(text) if asked.json is None else asked.json.write_text(text + "\n")
 

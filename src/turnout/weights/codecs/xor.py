@@ -54,10 +54,9 @@ def _decode(part: Bytes, head: Head, base: Bits | None) -> Change:
         raise WeightError(f"{head.name}: xor needs the base's bits")
     kind = position_type(elements)
     places, patterns = [np.zeros(0, kind)], [np.zeros(0, base.dtype)]
-    start, count = 0, 0
+    start, count, none = 0, 0, np.zeros(min(BLOCK, elements), base.dtype)
     for block in _blocks(part, head.name, base):
-        none = np.zeros_like(block)
-        found = collect(none, HostTensor(head.name, head.dtype, block.shape, block))
+        found = collect(none[: block.size], HostTensor(head.name, head.dtype, block.shape, block))
         positions = found.positions.astype(kind) + kind(start)
         places.append(positions)
         patterns.append(base[positions] ^ found.bits)
