@@ -45,23 +45,11 @@ def tiny_publisher(root: Path) -> Publisher:
     return Publisher(root, tensors, assets=folder)
 
 
-class FollowerProcess:
-    """One follower that torch and transformers are hidden from. Its lines of stdout come by `line`."""
+class Lines:
+    """A process whose lines of stdout come by `line`."""
 
-    def __init__(
-        self, store: Path, host: Path, *words: str, seed: int | None = None, deadline_s: float = DEADLINE_S
-    ) -> None:
-        self._deadline_s = deadline_s
-        module = (
-            ["turnout.cli.main", "weights", "follow"] if seed is None else ["tests.follower_child", str(seed)]
-        )
-        path = os.pathsep.join([str(NO_TORCH), os.environ.get("PYTHONPATH", "")])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *module, "--store", str(store), "--local-checkpoint", str(host),
-             "--poll-interval", "0.1", "--follower-id", host.name, *words],
-            cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        )  # fmt: skip
+    def __init__(self, process: subprocess.Popen[str], deadline_s: float = DEADLINE_S) -> None:
+        self.process, self._deadline_s = process, deadline_s
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._pump, daemon=True).start()
@@ -73,22 +61,32 @@ class FollowerProcess:
             try:
                 found = self._queue.get(timeout=max(0.01, end - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no {text!r} within {self._deadline_s} s: {self.lines[-9:]}") from None
-            assert found is not None, f"ended before {text!r}: {self.lines[-5:]} {self.process.stderr.read()}"
+                tail = self.lines[-9:]
+                raise AssertionError(f"no {text!r} within {self._deadline_s} s: {tail}") from None
+            assert found is not None, f"ended before {text!r}: {self.lines[-5:]} {self._errors()}"
             if text in found:
                 return found
 
+    def drain(self) -> None:
+        """Forgets the lines that nobody waited for."""
+        while not self._queue.empty():
+            self._queue.get()
+
     def ended(self) -> tuple[int, list[str], str]:
         """Exit status, lines, stderr."""
-        status = self.process.wait(DEADLINE_S)
-        while self._queue.get(timeout=DEADLINE_S) is not None:
+        status = self.process.wait(self._deadline_s)
+        while self._queue.get(timeout=self._deadline_s) is not None:
             continue
-        return status, self.lines, self.process.stderr.read()
+        return status, self.lines, self._errors()
 
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(DEADLINE_S)
+        self.process.wait(self._deadline_s)
+
+    def _errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
 
     def _pump(self) -> None:
         assert self.process.stdout is not None
@@ -96,6 +94,25 @@ class FollowerProcess:
             self.lines.append(line.rstrip("\n"))
             self._queue.put(self.lines[-1])
         self._queue.put(None)
+
+
+class FollowerProcess(Lines):
+    """One follower that torch and transformers are hidden from."""
+
+    def __init__(
+        self, store: Path, host: Path, *words: str, seed: int | None = None, deadline_s: float = DEADLINE_S
+    ) -> None:
+        module = (
+            ["turnout.cli.main", "weights", "follow"] if seed is None else ["tests.follower_child", str(seed)]
+        )
+        path = os.pathsep.join([str(NO_TORCH), os.environ.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module, "--store", str(store), "--local-checkpoint", str(host),
+             "--poll-interval", "0.1", "--follower-id", host.name, *words],
+            cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        )  # fmt: skip
+        super().__init__(process, deadline_s)
 
 
 def serves(engine: EngineProcess, version: WeightVersion) -> bool:

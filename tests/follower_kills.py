@@ -2,10 +2,11 @@
 
     python -m tests.follower_kills --json benchmarks/results/follower_kills.json
 
-`scripted` kills one in a world of its own (tests/follower_world.py) at a step drawn evenly over the phases, some of
-them a second time while it recovers, half of them with a loss of power. `real` sends SIGKILL to a process, beside a
-real engine, at instants drawn over the phases that it tells. After each: what lies on disk is, bit for bit, one of
-the versions that it could be; a restart ends at the newest; the engine serves just that.
+Scripted kills end one in a world of its own (tests/follower_world.py) at a step drawn evenly over the phases, some
+a second time while it recovers, half with a loss of power. Real ones send SIGKILL to a process, beside a real
+engine, at instants drawn over the phases that it tells. After each: what lies on disk is, bit for bit, one of the
+versions that it could be; a restart ends at the newest; the engine serves just that. For publishers and engines see
+tests/update_kills.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from tests.engine_process import engine as engine_of
 from tests.followed import FollowerProcess, serves, stepped, tiny, tiny_publisher
 from tests.follower_world import World, make_store
 from tests.published import bits_of
+from tests.update_kills import ENGINE_PHASES, PUBLISHER_PHASES, engine_kills, publisher_kills
 from turnout.transfer.follower import ATTEST, LOAD
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.local_checkpoint import (
@@ -182,21 +185,26 @@ def main() -> None:
     parser.add_argument("--scripted", type=int, default=400)
     parser.add_argument("--real", type=int, default=30)
     arguments = parser.parse_args()
+    parts: dict[str, tuple[tuple[str, ...], Callable[[Path], Counter[str]]]] = {
+        "scripted": (PHASES, lambda folder: scripted_kills(range(arguments.scripted), folder)),
+        "follower": (PHASES, lambda folder: real_kills(arguments.real, folder)),
+        "publisher": (PUBLISHER_PHASES, lambda folder: publisher_kills(EACH, folder)),
+        "engine": (ENGINE_PHASES, lambda folder: engine_kills(EACH, folder)),
+    }
     report: dict[str, Any] = {}
-    for name, kills in (("scripted", arguments.scripted), ("real", arguments.real)):
+    for name, (phases, run) in parts.items():
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            run = (
-                scripted_kills(range(kills), Path(folder))
-                if name == "scripted"
-                else real_kills(kills, Path(folder))
-            )
-        rows = {phase: run[phase] for phase in PHASES}
+            table = run(Path(folder))
+        rows = {phase: table[phase] for phase in phases}
         assert min(rows.values()) >= EACH, rows
-        took = round(time.monotonic() - began, 1)
-        report[name] = {"kills": run.total(), "by_phase": rows, "seconds": took}
+        report[name] = {
+            "kills": table.total(),
+            "by_phase": rows,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        print(name, json.dumps(report[name]), flush=True)
     arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":
