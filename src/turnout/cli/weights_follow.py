@@ -1,8 +1,9 @@
 """`turnout weights follow`: keeps a local checkpoint, and the engine beside it, at the newest version of a store.
 
 Promises: imports neither torch nor transformers; one line for each version and each new fault on stdout; SIGTERM or
-Ctrl-C ends it with 0 after the step under way; exit status 4 where the engine does not prove its weights, 5 where
-store and local checkpoint are not what they should be, 7 after --deadline.
+Ctrl-C ends it with 0 after the step under way, or within STOP_GRACE_S where that waits; exit status 2 for a folder
+or a store that is not this run's, 4 where the engine does not answer as it should, 5 where it serves other weights
+than it was told to, 7 after --deadline.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from turnout.core.errors import ConfigError, Fault
 from turnout.core.version import label_counter
 
 if TYPE_CHECKING:
-    from turnout.transfer.follower import FollowPlan
+    from turnout.transfer.follower import Follower, FollowPlan
     from turnout.weights.depot import Depot
 
+STOP_GRACE_S = 5.0
 FOLLOWER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -74,15 +76,28 @@ async def _follow(arguments: argparse.Namespace) -> None:
         engine = HttpEngine(address, token, clock, arguments.trust_label)
     tools = Tools(clock, phases, lambda line: print(line, flush=True))
     follower = Follower(StoreReader(_depot(arguments.store)), local, engine, plan, tools)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, follower.stop)
+    _end_on_signals(follower)
     try:
         await follower.run()
+    except asyncio.CancelledError:
+        print("ended while it waited; the next start goes on from there", flush=True)
     finally:
         local.close()
         if engine is not None:
             await engine.close()
+
+
+def _end_on_signals(follower: Follower) -> None:
+    """A step that is under way may end; what waits longer, as for an engine, is left."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def end() -> None:
+        follower.stop()
+        loop.call_later(STOP_GRACE_S, task.cancel)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
 
 
 def _plan(arguments: argparse.Namespace) -> FollowPlan:

@@ -117,6 +117,7 @@ class Follower:
         self._unproved_since: float | None = None
         self._read = self._applied = 0
         self._fault = ""
+        self._lost: str | None = None
         self._told: tuple[WeightVersion | None, str, float] = (None, "", float("-inf"))
         self._until = plan.until
         self._stop = asyncio.Event()
@@ -163,8 +164,9 @@ class Follower:
         """Brings the local checkpoint to the newest version that has a folder."""
         if self.local.held is None:
             lost = await asyncio.to_thread(self.local.open)
-            if lost:
+            if lost and lost != self._lost:
                 self._say(f"the local checkpoint counts no longer: {lost}")
+            self._lost = lost
         catalog = await asyncio.to_thread(self._reader.look)
         self._check_run(catalog)
         if self.local.run_id is None:

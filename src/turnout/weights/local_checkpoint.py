@@ -46,7 +46,7 @@ from turnout.weights.host_files import HostFiles
 from turnout.weights.host_state import Line, LocalState, read_state
 from turnout.weights.host_tensors import MappedTensors
 from turnout.weights.journal import LogHead, read_log, sync_log, write_log
-from turnout.weights.manifest import WeightManifest
+from turnout.weights.manifest import DONE, MANIFEST, WeightManifest
 from turnout.weights.tensors import HostTensor
 
 PRIVATE, STATE, LOG, INCOMING, LOCK = ".turnout", "state.json", "redo.log", "incoming", "lock"
@@ -129,6 +129,8 @@ class LocalCheckpoint:
         if root not in known:
             raise _not_ours(self.folder, f"its weights (root {root}) are no version of this store")
         check_finite(tensors)
+        for name in (MANIFEST, DONE):  # they would speak of files that change from here on
+            self._files.remove(self.folder / name)
         names = tuple(sorted(path.name for path in self.folder.iterdir() if path.is_file()))
         self._local = LocalState(run_id, known[root], 0, "", names, lines)
         self._feed(Adopted(root))
