@@ -100,7 +100,12 @@ class FollowerProcess(Lines):
     """One follower that torch and transformers are hidden from."""
 
     def __init__(
-        self, store: Path, host: Path, *words: str, seed: int | None = None, deadline_s: float = DEADLINE_S
+        self,
+        store: Path | str,
+        host: Path,
+        *words: str,
+        seed: int | None = None,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         module = (
             ["turnout.cli.main", "weights", "follow"] if seed is None else ["tests.follower_child", str(seed)]

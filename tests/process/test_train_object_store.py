@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.followed import FollowerProcess
 from tests.object_store import environment, s3_server
 from tests.process.run_process import of_kind, train
 from turnout.weights.catalog import StoreReader
+from turnout.weights.checkpoint_io import read_checkpoint
+from turnout.weights.digest import root_of
 from turnout.weights.object_depot import ObjectDepot
 from turnout.weights.verify import verify
 
@@ -42,6 +45,10 @@ def test_versions_lie_in_the_object_store(tmp_path: Path, monkeypatch: pytest.Mo
         assert [m.version.counter for m in found.usable()] == [2, 3], "retention works there as well"
         for manifest in found.usable():
             assert verify(reader.fetch(manifest, tmp_path / "back" / manifest.directory)) == manifest
+        followed = FollowerProcess(url, tmp_path / "host", "--once").ended()
+        assert followed[0] == 0, followed
+        assert root_of(read_checkpoint(tmp_path / "host")) == published[-1]["root"]
+        assert reader.look().followers["host"]["counter"] == 3
         assert noted.read_text().split() == [f"weight_v{n:06d}" for n in (1, 2, 3)]
         status, _, err = train(tmp_path / "second", *SHORT, *words[:2], **environment(endpoint))
         assert status == 5 and "belongs to run" in err

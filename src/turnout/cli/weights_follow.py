@@ -127,8 +127,9 @@ def _plan(arguments: argparse.Namespace) -> FollowPlan:
 def _depot(store: str) -> Depot:
     from turnout.placement.real import DiskStore
     from turnout.weights.depot import FolderDepot
+    from turnout.weights.object_depot import ObjectDepot, is_url
 
-    return FolderDepot(Path(store), DiskStore())
+    return ObjectDepot(store) if is_url(store) else FolderDepot(Path(store), DiskStore())
 
 
 def _token(variable: str | None) -> str | None:
