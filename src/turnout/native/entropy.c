@@ -13,9 +13,10 @@
 
 #define PROBABILITY_BITS 12
 #define LOWEST_STATE (1u << 16)
-#define BLOCK 512           /* elements of a base looked at together */
+#define BLOCK 512 /* elements of a base looked at together */
 #define DENSE 16            /* with more than one change in so many elements, blocks are walked element by element */
 #define MAX_CLASSES 64
+#define AHEAD 48            /* changes whose place in the base is fetched before its turn */
 #define FIXED_TABLES 3      /* tables of counts, of steps between gap tables, of steps between value tables */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -75,15 +76,13 @@ INLINE void store_position(int wide, void *to, int64_t i, int64_t value) {
 /* ---- symbols: numbers below 2^(m+1) are their own symbol; above, exponent and m bits; the rest are raw bits ---- */
 
 INLINE int extra_of(uint64_t value, int m) {
-    int exponent = 63 - __builtin_clzll(value | 1);
-    return exponent > m ? exponent - m : 0;
+    return 63 - __builtin_clzll(value | (uint64_t)1 << m) - m;
 }
 
 INLINE int symbol_of(uint64_t value, int extra, int m) { return (int)(((uint64_t)extra << m) + (value >> extra)); }
 
 INLINE int extra_bits(int symbol, int m) {
-    int extra = (symbol >> m) - 1;
-    return extra > 0 ? extra : 0;
+    return (symbol >> m) - (symbol >= 1 << m);
 }
 
 INLINE uint64_t smallest(int symbol, int extra, int m) { return (uint64_t)(symbol - (extra << m)) << extra; }
@@ -169,6 +168,8 @@ void turnout_change_exponents(Tensor *tensors, int32_t n) {
     for (int32_t k = 0; k < n; k++) {
         Tensor *t = &tensors[k];
         for (int64_t i = 0; i < t->count; i++) {
+            int64_t ahead = load_position(t->wide, t->positions, i + AHEAD < t->count ? i + AHEAD : i);
+            __builtin_prefetch((const uint8_t *)t->base + ahead * t->width);
             uint64_t pattern = load(t->width, t->base, load_position(t->wide, t->positions, i));
             t->counts[(pattern >> t->shift) & (uint64_t)t->mask]++;
         }
@@ -223,7 +224,9 @@ INLINE void split_typed(int width, Tensor *t) {
     if (t->mask) split_ranked(width, t, &s);
     else
         for (int64_t i = 0; i < t->count; i++) {
+            int64_t ahead = load_position(t->wide, t->positions, i + AHEAD < t->count ? i + AHEAD : i);
             int64_t position = load_position(t->wide, t->positions, i);
+            __builtin_prefetch((const uint8_t *)t->base + ahead * width);
             put(width, t, &s, i, position, 0, position);
         }
     const int m = value_precision(width);
@@ -270,13 +273,10 @@ INLINE void put_bits(BitWriter *w, uint64_t value, int bits) {
     }
     w->held |= (value & (((uint64_t)1 << bits) - 1)) << w->filled;
     w->filled += bits;
-    if (w->filled >= 32) {
-        uint32_t word = (uint32_t)w->held;
-        memcpy(w->at, &word, 4);
-        w->at += 4;
-        w->held >>= 32;
-        w->filled -= 32;
-    }
+    memcpy(w->at, &w->held, 8); /* whole bytes stay, what follows is written again */
+    w->at += w->filled >> 3;
+    w->held >>= w->filled & ~7;
+    w->filled &= 7;
 }
 
 INLINE void encode_symbol(uint32_t *state, uint8_t **to, const uint32_t *table, int symbol) {
@@ -318,7 +318,7 @@ INLINE void encode_typed(int width, Tensor *t, const Tables *tables) {
         put_bits(&w, gap, extra_of(gap, 2));
         put_bits(&w, size, extra_of(size, m));
     }
-    for (; w.filled > 0; w.filled -= 8, w.held >>= 8) *w.at++ = (uint8_t)w.held;
+    w.at += w.filled > 0; /* the last byte, part filled, is there already */
 
     uint32_t a = LOWEST_STATE, b = LOWEST_STATE;
     int64_t i = t->count;
@@ -566,7 +566,11 @@ INLINE int decode_typed(int width, Tensor *t, const Tables *tables) {
     memset(&s, 0, sizeof s);
     memset(s.need, 255, sizeof s.need);
     if (!t->mask) {
-        for (int64_t i = 0; i < t->count; i++) place(width, t, &s, load_position(t->wide, t->gaps, i), i);
+        for (int64_t i = 0; i < t->count; i++) {
+            int64_t ahead = load_position(t->wide, t->gaps, i + AHEAD < t->count ? i + AHEAD : i);
+            __builtin_prefetch((const uint8_t *)t->base + ahead * width);
+            place(width, t, &s, load_position(t->wide, t->gaps, i), i);
+        }
         return 0;
     }
     for (int c = 0; c < t->classes; c++) {
