@@ -6,11 +6,14 @@ import asyncio
 import errno
 import json
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.followed import stepped, tiny_publisher
 from tests.follower_kills import scripted_kills
 from tests.follower_world import Fate, World, make_store
 from tests.published import Publisher, bits_of, first, moved
@@ -23,6 +26,20 @@ Store = tuple[Path, dict[int, Any]]
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     root = tmp_path_factory.mktemp("store") / "weights"
     return root, make_store(root)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MB: the tiny model has a fifth of that."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs is not allowed here; other tests inject ENOSPC instead")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_it_follows_to_the_newest_version(store: Store, tmp_path: Path) -> None:
@@ -164,6 +181,32 @@ def test_a_full_disk_loses_nothing_and_is_told_once(store: Store, tmp_path: Path
     assert ["No space left" in fault for fault in faults] == [True, True, True, False]
     assert len([line for line in world.lines if "No space left" in line]) == 1
     assert world.looked() == (visible, bits_of(store[1][visible]))
+
+
+@pytest.mark.parametrize("kind", ["delta", "full"])
+def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path, kind: str) -> None:
+    root = tmp_path / "weights"
+    publisher = tiny_publisher(root)
+    publisher.full()
+    after = stepped(publisher.now, 2, share=1.0)
+    publisher.delta(after) if kind == "delta" else publisher.full(after)
+    world = World(root, publisher.history, small_disk / "host", 0)
+    world.life(1)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 100_000))
+    follower = world.follower(Fate(), 2)
+
+    async def turns() -> None:
+        for _ in range(2):
+            assert "No space left" in await follower.turn()
+            assert world.engine.tensors == bits_of(publisher.history[1])
+        ballast.unlink()
+        assert await follower.turn() == ""
+
+    asyncio.run(turns())
+    follower.local.close()
+    assert world.looked() == (2, bits_of(publisher.history[2]))
+    assert world.engine.tensors == bits_of(publisher.history[2])
 
 
 def test_an_engine_that_fails_once_is_loaded_again(store: Store, tmp_path: Path) -> None:
