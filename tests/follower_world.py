@@ -28,6 +28,7 @@ from turnout.weights.changes import Bits, Change
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.depot import FolderDepot
 from turnout.weights.digest import Sums, root_of
+from turnout.weights.hooks import Hook
 from turnout.weights.host_files import HostFiles
 from turnout.weights.local_checkpoint import LocalCheckpoint
 from turnout.weights.tensors import HostTensor
@@ -288,13 +289,13 @@ class World:
         self.rng = random.Random(self.seed)
         self.depot: WorldDepot
 
-    def follower(self, fate: Fate, visible: int) -> Follower:
+    def follower(self, fate: Fate, visible: int, pre_read: Hook | None = None) -> Follower:
         self.files = WorldFiles(fate, self.rng)
         self.engine.fate = fate
         self.depot = WorldDepot(self.store, fate, self.files, visible)
         phases = Phases(QuietClock(), fate.enter)
         local = LocalCheckpoint(self.host, self.files, phases.begin)
-        plan = FollowPlan("host-1", audit_interval=2)
+        plan = FollowPlan("host-1", audit_interval=2, pre_read=pre_read)
         return Follower(
             StoreReader(self.depot), local, self.engine, plan, Tools(QuietClock(), phases, self.lines.append)
         )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from turnout.transfer.follower import Follower, FollowPlan
     from turnout.weights.depot import Depot
 
+PRE_READ = "--custom-update-weight-pre-read-path"
 STOP_GRACE_S = 5.0
 FOLLOWER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -51,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         "--poll-interval", type=float, default=1.0, metavar="S", help="between looks at the store (default 1)"
     )
     add("--engine-deadline", type=float, default=600.0, metavar="S", help="to prove a version (default 600)")
+    add(
+        PRE_READ, metavar="FILE.py:FUNCTION", help="called with the local folder that a version is fetched to"
+    )
     add("--follower-id", default=socket.gethostname(), help="names its position in the store (default: host)")
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--once", action="store_true", help="end when the newest version of now is served")
@@ -102,6 +106,7 @@ def _end_on_signals(follower: Follower) -> None:
 
 def _plan(arguments: argparse.Namespace) -> FollowPlan:
     from turnout.transfer.follower import NEWEST, FollowPlan
+    from turnout.weights.hooks import load_hook
 
     if not FOLLOWER_ID.fullmatch(arguments.follower_id):
         raise ConfigError(
@@ -119,8 +124,14 @@ def _plan(arguments: argparse.Namespace) -> FollowPlan:
         value = getattr(arguments, flag)
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(Fault(f"--{flag.replace('_', '-')}", str(value), "must be above 0 s"))
+    hook = arguments.custom_update_weight_pre_read_path
     return FollowPlan(
-        arguments.follower_id, arguments.poll_interval, arguments.engine_deadline, until, arguments.deadline
+        arguments.follower_id,
+        arguments.poll_interval,
+        arguments.engine_deadline,
+        until,
+        arguments.deadline,
+        pre_read=load_hook(PRE_READ, hook) if hook is not None else None,
     )
 
 

@@ -34,6 +34,7 @@ from turnout.core.version import WeightVersion
 from turnout.transfer.followed_engine import FollowedEngine
 from turnout.weights.catalog import FOLLOWERS, Catalog, StoreReader
 from turnout.weights.chain import Route, cheapest
+from turnout.weights.hooks import Hook
 from turnout.weights.local_checkpoint import FETCH, VERIFY, LocalCheckpoint
 from turnout.weights.manifest import FULL, WeightManifest
 from turnout.weights.verify import file_checksum
@@ -47,8 +48,9 @@ NEWEST = -1
 @dataclass(frozen=True)
 class FollowPlan:
     """`until` is the counter of the version at which to end, NEWEST: the newest at the first look that finds one,
-    None: never. `deadline_s` bounds that, None: not.
-    Every `audit_interval` versions all digests of the local checkpoint are recomputed."""
+    None: never. `deadline_s` bounds that, None: not. Every `audit_interval` versions all digests of the local
+    checkpoint are recomputed. `pre_read` is called with the local folder for a version's files before any is
+    fetched: what it brings there, and is right, is not fetched."""
 
     follower_id: str
     poll_interval_s: float = 1.0
@@ -56,6 +58,7 @@ class FollowPlan:
     until: int | None = None
     deadline_s: float | None = None
     audit_interval: int = 20
+    pre_read: Hook | None = None
 
 
 @dataclass
@@ -208,16 +211,18 @@ class Follower:
         return cheapest(sound, target.root, held.root if held is not None else None)
 
     def _fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """Brings a version's files into `folder`, where those that came before a kill still count."""
+        """Brings a version's files into `folder`, where those that are there already still count."""
         self._phases.begin(FETCH)
-        for name, checksum in manifest.checksums.items():
-            target = folder / name
-            if not (target.is_file() and file_checksum(target) == checksum):
-                try:
+        try:
+            if self._plan.pre_read is not None:
+                self._plan.pre_read(folder)
+            for name, checksum in manifest.checksums.items():
+                target = folder / name
+                if not (target.is_file() and file_checksum(target) == checksum):
                     self._reader.depot.fetch_file(f"{manifest.directory}/{name}", target)
-                except WeightError as fault:
-                    raise NotFetched(str(fault)) from fault
-                self._read += target.stat().st_size
+                    self._read += target.stat().st_size
+        except WeightError as fault:
+            raise NotFetched(str(fault)) from fault
         self._phases.begin(VERIFY)
         for name, checksum in manifest.checksums.items():
             if file_checksum(folder / name) != checksum:

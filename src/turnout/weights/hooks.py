@@ -2,7 +2,8 @@
 
     --custom-update-weight-post-write-path    called with the folder of a version whose files are complete, before
                                               the version is published
-    --custom-update-weight-pre-read-path      called by a reader with the folder, before it reads anything there
+    --custom-update-weight-pre-read-path      called by a follower with its own folder for a version's files, before
+                                              it fetches what is not there
 
 A hook is a function of one argument, the folder as a pathlib.Path; it blocks. Promises: what a hook raises is told
 as a WeightError that names the option, and fails that publish or read.

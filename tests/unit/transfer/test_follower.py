@@ -323,6 +323,22 @@ def test_a_version_that_is_removed_while_it_is_fetched(store: Store, tmp_path: P
     assert gone and world.looked() == (6, bits_of(store[1][6]))
 
 
+def test_what_a_hook_brings_is_not_fetched(store: Store, tmp_path: Path) -> None:
+    """Right files count; a wrong one is fetched over."""
+
+    def bring(folder: Path) -> None:
+        for path in (store[0] / folder.name).iterdir():
+            (folder / path.name).write_bytes(path.read_bytes() if path.name != "config.json" else b"{}")
+
+    world = World(*store, tmp_path / "host", 0)
+    follower = world.follower(Fate(), 2, bring)
+    asyncio.run(follower.turn())
+    asyncio.run(follower.turn())
+    follower.local.close()
+    assert world.looked() == (2, bits_of(store[1][2]))
+    assert world.depot.fetched == ["weight_v000001/config.json"]
+
+
 def test_its_position_is_told(store: Store, tmp_path: Path) -> None:
     world = World(*store, tmp_path / "host", 0)
     world.life(3)
