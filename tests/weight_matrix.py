@@ -31,6 +31,9 @@ DEADLINE_S = 600.0
 STEPS = 3
 # So small that a few in a hundred bf16 weights change a step: a delta is worth it. In float32 all do.
 RATE = "2e-5"
+WAYS = [
+    pair for pair, reason in PAIRS.items() if reason is None and pair[1] != "checkpoint-engine"
+]  # CUDA only
 SKIPPED = {("float32", "full", "tensor"), ("float32", "full", "group")}
 COMMON = (
     "--deterministic", "--engine-threads", "1", "--trainer-threads", "1", "--num-rollout", str(STEPS),
@@ -86,8 +89,8 @@ def cases(dtypes: tuple[str, ...] = ("bfloat16", "float32"), ranks: tuple[int, .
     found = []
     for dtype in dtypes:
         for count in ranks:
-            for (mode, transport), reason in PAIRS.items():
-                if reason is not None or (dtype, mode, transport) in SKIPPED:
+            for mode, transport in WAYS:
+                if (dtype, mode, transport) in SKIPPED:
                     continue
                 encodings = list(CODECS) if (mode, transport) == ("delta", "disk") else [""]
                 if dtype == "float32":
