@@ -145,7 +145,7 @@ def differences(case: Case, seen: Seen, first: Seen | None, fresh_evals: list[st
 
 
 def matrix(chosen: list[Case], folder: Path, target: Path | None) -> list[str]:
-    """The names of cases in which something differs. `target` gets one row per case, and is whole after each."""
+    """The names of cases in which something differs. `target` gets one row per case, after each."""
     rows: list[dict[str, Any]] = []
     firsts: dict[tuple[str, int], tuple[Seen, list[str]]] = {}
     for case in chosen:
@@ -154,7 +154,7 @@ def matrix(chosen: list[Case], folder: Path, target: Path | None) -> list[str]:
             seen = run(case, place)
         except RuntimeError as fault:
             rows.append({"case": case.name, "differences": [str(fault)]})
-            _told(rows, len(chosen), target)
+            _told(rows, target)
             continue
         key = case.dtype, case.ranks
         if key not in firsts:
@@ -163,16 +163,22 @@ def matrix(chosen: list[Case], folder: Path, target: Path | None) -> list[str]:
         found = differences(case, seen, first, fresh_evals)
         row = {"case": case.name, "differences": found, "bytes": seen.bytes, "encodings": seen.kinds}
         rows.append({**row, "densities": seen.densities, "seconds": round(time.monotonic() - began, 1)})
-        _told(rows, len(chosen), target)
+        _told(rows, target)
     return [row["case"] for row in rows if row["differences"]]
 
 
-def _told(rows: list[dict[str, Any]], chosen: int, target: Path | None) -> None:
+def _told(rows: list[dict[str, Any]], target: Path | None) -> None:
+    """Rows of other cases that `target` holds from an earlier run stay in it."""
     last = rows[-1]
     print(f"{last['case']}: {'; '.join(last['differences']) or 'equal'}", flush=True)
     if target is not None:
-        failed = [row["case"] for row in rows if row["differences"]]
-        told = {"steps": STEPS, "chosen": chosen, "failed": failed, "cases": rows}
+        mine, names = {row["case"] for row in rows}, [case.name for case in cases()]
+        old = json.loads(target.read_text())["cases"] if target.exists() else []
+        every = rows + [row for row in old if row["case"] in names and row["case"] not in mine]
+        every.sort(key=lambda row: names.index(row["case"]))
+        failed = [row["case"] for row in every if row["differences"]]
+        missing = [name for name in names if name not in {row["case"] for row in every}]
+        told = {"steps": STEPS, "failed": failed, "missing": missing, "cases": every}
         target.write_text(json.dumps(told, indent=1) + "\n")
 
 
