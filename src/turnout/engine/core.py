@@ -27,9 +27,10 @@ from turnout.engine.runner import Runner
 from turnout.engine.sampler import Draw
 from turnout.engine.scheduler_machine import Limits, Scheduler
 from turnout.engine.settings import EngineSettings
+from turnout.engine.staged import Staged
 from turnout.engine.step import StepBuilder
 from turnout.engine.text import StopWatch
-from turnout.engine.weights import LiveWeights, Staged
+from turnout.engine.weights import LiveWeights
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 

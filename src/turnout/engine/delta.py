@@ -19,15 +19,9 @@ import numpy as np
 from turnout.core.errors import WeightError
 from turnout.engine.live_dtypes import EXACT, as_stored
 from turnout.engine.patches import Patch
+from turnout.engine.staged import Patches, Staged, measure, measured_as, shown
 from turnout.engine.storage import Buffer
-from turnout.engine.weights import (
-    LiveWeights,
-    Patches,
-    Staged,
-    measure,
-    measured_as,
-    shown,
-)
+from turnout.engine.weights import LiveWeights
 from turnout.weights.chain import cheapest
 from turnout.weights.changes import Bits, Change
 from turnout.weights.checkpoint_io import TensorEntry

@@ -21,8 +21,9 @@ from turnout.engine.audits import Audits
 from turnout.engine.core import Activated, Activation
 from turnout.engine.delta import ChangeStaging, stage_version
 from turnout.engine.loop import ComputeThread
+from turnout.engine.staged import FAULTS_SHOWN, Staged
 from turnout.engine.update_requests import Flags, Update
-from turnout.engine.weights import FAULTS_SHOWN, Staged, Staging
+from turnout.engine.weights import Staging
 from turnout.weights.changes import Change
 from turnout.weights.tensors import HostTensor
 

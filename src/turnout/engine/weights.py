@@ -5,8 +5,8 @@ shapes, dtypes, non-finite values, a digest that is not the manifest's); `activa
 between two steps, whole or not at all: new buffers are swapped in, single elements written. The root digest is
 computed from the very buffers that are served then: from all of their elements, or from what was read in them
 before and after the write. An update may name some tensors only: the others keep their buffers and digests.
-No derived copy of a weight exists: the storages hold the only one. (`Staging` takes whole tensors;
-turnout.engine.delta takes changes.)
+No weight has a derived copy beside it: what a storage holds is the only one, packed or quantised. (`Staging` takes
+whole tensors; turnout.engine.delta takes changes.)
 """
 
 from __future__ import annotations
@@ -14,67 +14,22 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from turnout.core.errors import InvariantBroken, WeightError, WeightsUnknown
+from turnout.core.errors import WeightError, WeightsUnknown
 from turnout.engine.live_dtypes import EXACT
-from turnout.engine.storage import Buffer, Prepared, Storage
+from turnout.engine.staged import Line, Measured, Patches, Staged, measure, shown
+from turnout.engine.storage import Buffer, Storage
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import Sums, finish, root_digest
-from turnout.weights.manifest import DONE, MANIFEST, WeightManifest, load_manifest
+from turnout.weights.digest import root_digest
+from turnout.weights.manifest import DONE, MANIFEST, load_manifest
 from turnout.weights.tensors import ITEM_BYTES, HostTensor, converted, nonfinite_count
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a derived buffer that old Llama checkpoints carry
-FAULTS_SHOWN = 8
 READ_TRIES = 100  # of a tensor that updates keep writing meanwhile
-Line = tuple[str, tuple[int, ...], str]  # dtype as stored, shape, digest
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One tensor's line, and the digest's sums that it was made of."""
-
-    line: Line
-    sums: Sums
-
-
-@dataclass(frozen=True)
-class Patches:
-    """Elements to write into live buffers: the names of the tensors in order, and what writing must move the sums
-    of their digests by."""
-
-    prepared: Prepared
-    names: list[str]
-    moves: list[Sums]
-
-
-@dataclass(frozen=True)
-class Staged:
-    """New weights, checked and not yet served: new `buffers`, and `patches` of others. `measured` is what is served
-    then; `full`: every tensor is new. `generation` is that of the live weights they were staged beside."""
-
-    buffers: dict[str, Buffer]
-    measured: dict[str, Measured]
-    full: bool
-    generation: int
-    manifest: WeightManifest | None = None
-    patches: Patches | None = None
-    root: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", root_digest(self.lines))
-
-    @property
-    def lines(self) -> dict[str, Line]:
-        return {name: measured.line for name, measured in self.measured.items()}
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the weights stay as they are."""
-        return not self.buffers and self.patches is None
 
 
 class LiveWeights:
@@ -332,28 +287,6 @@ def noise(weights: LiveWeights, keep: Callable[[str], bool]) -> Staged:
     return staging.seal(complete=True)
 
 
-def measure(storage: Storage, buffer: Buffer, name: str, dtype: str) -> Measured:
-    """A tensor in the dtype it was stored in; in the live dtype where it does not fit that exactly."""
-    spec = storage.specs[name]
-    sums = storage.sums(buffer, name, dtype)
-    if sums is None:
-        dtype, sums = spec.dtype, storage.sums(buffer, name, spec.dtype)
-    if sums is None:
-        raise InvariantBroken(f"{name} does not fit its own dtype {spec.dtype}")
-    return measured_as(dtype, spec.shape, sums)
-
-
-def measured_as(dtype: str, shape: tuple[int, ...], sums: Sums) -> Measured:
-    """A tensor whose digest has these sums."""
-    return Measured((dtype, shape, finish(sums, dtype, shape)), sums)
-
-
 def _tell(changed: list[str]) -> None:
     if changed:
         raise WeightError(f"live tensors changed since they were attested: {shown(changed)}")
-
-
-def shown(items: list[str], between: str = ", ") -> str:
-    """The first few."""
-    more = f"{between}and {len(items) - FAULTS_SHOWN} more" if len(items) > FAULTS_SHOWN else ""
-    return between.join(items[:FAULTS_SHOWN]) + more

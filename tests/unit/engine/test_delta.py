@@ -28,13 +28,15 @@ CASES = [
     ("qwen3", {}, "bfloat16"),
     ("qwen3_moe", {}, "bfloat16"),  # a module, with stacked experts
     ("llama", {}, "float32"),  # bf16 weights that live in float32
+    ("llama", {"dtype": torch.float16}, "float32"),  # so do float16's, and float32's as they are
+    ("qwen3_moe", {"dtype": torch.float32}, "float32"),
 ]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0], case[2], *map(str, case[1].values())]))
 def world(request, tmp_path):
     kind, changes, dtype = request.param
-    folder = make_model(tmp_path / "model", kind, torch.bfloat16, 0, **changes)
+    folder = make_model(tmp_path / "model", kind, **({"dtype": torch.bfloat16, "seed": 0} | changes))
     return core_on(folder, dtype), Versions(tmp_path / "store", folder)
 
 
