@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,17 @@ import torch
 
 from tests.engine_models import make_model
 from tests.engine_process import engine, parts
-from turnout.core.errors import WeightError
+from turnout.core.errors import WeightError, WeightsUnknown
 from turnout.engine.core import Activation, EngineCore
+from turnout.engine.delta import ChangeStaging
 from turnout.engine.parallel_storage import LIVE
+from turnout.engine.patches import Patch
 from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepInput, TableChange
 from turnout.engine.weights import stage_tensors
 from turnout.protocol.sglang import SamplingParams
+from turnout.weights.changes import Change
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_digest, root_of
 
@@ -150,6 +154,64 @@ def test_the_digest_is_of_the_memory_of_every_rank(case):
             case.two.weights.verify()
         channel.tell_one(1, ("write", LIVE, name), mine)
         case.two.weights.verify()
+
+
+def changed(weights, share=0.02):
+    """An update of some elements of every tensor, not yet activated, and the new bits by name."""
+    random, staging, expected = np.random.default_rng(3), ChangeStaging(weights), {}
+    for name, (dtype, shape, _) in weights.lines.items():
+        bits = staging.bits(name).copy()
+        at = np.sort(random.choice(bits.size, max(1, int(share * bits.size)), replace=False))
+        bits[at] ^= 5
+        staging.add(Change(name, dtype, shape, at.astype(np.int32), bits[at]))
+        expected[name] = bits
+    return staging.seal(complete=False), expected
+
+
+def test_changes_are_written_by_the_rank_that_holds_them(case):
+    weights = case.two.weights
+    before = run(case.two, requests())
+    staged, expected = changed(weights)
+    assert staged.patches is not None and not staged.buffers
+    assert run(case.two, requests()) == before  # the changes are with the ranks, and nothing is written
+    root = case.two.activate(Activation(staged, "v2", False, True)).attested.root
+    assert root == root_digest(weights.verify()) and run(case.two, requests()) != before
+    for name, bits in expected.items():
+        assert np.array_equal(weights.read(name).bits, bits)
+    del staged
+    assert weights.storage._weights.ask(("staged",)) == [0]
+    case.two.activate(Activation(weights.stage_folder(case.folders[0]), "v3", False, True))
+    assert run(case.two, requests()) == before
+
+
+def test_a_rank_that_writes_one_element_off_fences_the_engine(case):
+    weights = case.two.weights
+    before = run(case.two, requests())
+    staged, _ = changed(weights)
+    prepared = staged.patches.prepared
+    place = weights.storage._places[1]
+    name = "model.layers.1.self_attn.q_proj.weight"
+    sent = [weights.storage._part(Patch(n, d, d, c, b), place) for n, d, c, b in rows(weights, staged)]
+    at = prepared.names.index(name)
+    index = sent[at].index.copy()
+    index[0] += 1 if index[0] + 1 not in index else -1
+    sent[at] = replace(sent[at], index=index)
+    weights.storage._weights.tell_one(1, ("patches", prepared.key, sent))
+    weights.storage._weights.ask(("staged",))  # has been taken
+    with pytest.raises(WeightsUnknown, match=f"other weights were read than staged: {name}"):
+        case.two.activate(Activation(staged, "v2", False, True))
+    assert "unknown weights" in (case.two.fenced or "")
+    case.two.activate(Activation(weights.stage_folder(case.folders[0]), "v3", False, True))
+    assert case.two.fenced is None and run(case.two, requests()) == before
+
+
+def rows(weights, staged):
+    """The patches that were sent, made again: `changed` always chooses the same."""
+    random = np.random.default_rng(3)
+    for name, (dtype, _, _) in weights.lines.items():
+        bits = weights.read(name).bits.copy()
+        at = np.sort(random.choice(bits.size, max(1, int(0.02 * bits.size)), replace=False)).astype(np.int32)
+        yield name, dtype, at, bits[at] ^ 5
 
 
 def test_a_refused_update_leaves_no_buffer_behind(case):

@@ -103,7 +103,7 @@ class Worker:
             elif verb == "read":
                 channel.send_bytes(self.storage.view(*self._tensor(*arguments)).view(np.uint8).data)
             elif verb == "staged":
-                channel.send(len(self._staged))
+                channel.send(len(self._staged) + len(self._patches))
             elif verb == "forget":
                 for key in arguments[0]:
                     self._staged.pop(key, None)

@@ -17,9 +17,10 @@ from turnout.core.errors import EngineBusy, WeightError, WeightsUnknown
 from turnout.engine import packed, patches
 from turnout.engine.core import Activation
 from turnout.engine.delta import ChangeStaging, merged, stage_version
+from turnout.engine.patches import Patch, in_lines, placed
 from turnout.weights.changes import Change
 from turnout.weights.codecs.registry import CODECS
-from turnout.weights.digest import root_of
+from turnout.weights.digest import add, element_sums, root_of
 
 CASES = [
     ("llama", {}, "bfloat16"),  # tied, packed
@@ -214,6 +215,41 @@ def test_a_delta_that_leads_elsewhere_than_it_says_is_refused_before_anything_is
     with pytest.raises(WeightError, match=f"the manifest says.*other: {NAME}"):
         load(core, versions.publish(deltas))
     assert core.weights.root == root and core.weights.verify()
+
+
+def test_a_tensor_in_neither_state_and_one_too_few_are_refused_by_name(small):
+    core, versions = small
+    base, held = versions.version, dict(versions.tensors)
+    deltas = versions.move(0.05)
+    at = next(i for i, delta in enumerate(deltas) if delta.change.name == NAME)
+    other = versions.publish([*deltas[:at], replace(deltas[at], before="0" * 32), *deltas[at + 1 :]])
+    with pytest.raises(WeightError, match=f"neither the state before nor after for {NAME}"):
+        load(core, other)
+    versions.version, versions.tensors = base, held
+    deltas = versions.move(0.05)
+    with pytest.raises(WeightError, match=f"and those held differ in {NAME}"):
+        load(core, versions.publish(deltas[:at] + deltas[at + 1 :]))
+    assert core.weights.root == base.root and core.weights.verify()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_of_a_change_lies_in_some_lines(axis):
+    random = np.random.default_rng(axis)
+    whole = random.integers(0, 1 << 16, (12, 8), np.uint16)
+    positions = np.sort(random.choice(96, 40, replace=False)).astype(np.int32)
+    bits = random.integers(0, 1 << 16, 40, np.uint16)
+    expected = whole.copy()
+    expected.reshape(-1)[positions] = bits
+    part, patch = (slice(None),) * axis + (slice(2, 6),), Patch("w", "BF16", "BF16", positions, bits)
+    moves = []
+    for first, count in ((0, 2), (2, 4), (6, whole.shape[axis] - 6)):
+        mine, index = in_lines(patch, whole.shape, axis, first, count)
+        memory = whole[(slice(None),) * axis + (slice(first, first + count),)].copy()
+        moves.append(patches.exchange(memory.reshape(-1), placed(mine, index, memory.size), write=True))
+        if first == 2:
+            assert np.array_equal(memory, expected[part])
+    total = add(add(moves[0], moves[1]), moves[2])  # of all parts together: the whole's
+    assert add(element_sums(whole), total) == element_sums(expected)
 
 
 def shifted(places, by=1):
