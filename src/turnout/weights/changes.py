@@ -144,8 +144,9 @@ def _compare(native: ctypes.CDLL, pairs: Sequence[tuple[Bits, Bits]]) -> list[tu
         ranges = ((start, min(start + PIECE, now.size)) for start in range(0, now.size, PIECE))
         rows.extend((*states, *part, *kind, 0, 0, 0, 0, 0, 0) for part in ranges)
     tasks = np.array(rows, np.uint64).reshape(-1, 12)
-    count, elements = ctypes.c_int64(len(tasks)), ctypes.c_int64(sum(now.size for _, now in pairs))
-    good = native.turnout_compare(pointer(tasks), count, ctypes.c_int64(PIECE), elements)
+    sizes = [now.size for _, now in pairs]
+    count, longest = ctypes.c_int64(len(tasks)), ctypes.c_int64(min(PIECE, max(sizes, default=0)))
+    good = native.turnout_compare(pointer(tasks), count, longest, ctypes.c_int64(sum(sizes)))
     found = _room(tasks, [now for _, now in pairs]) if good else []
     native.turnout_take(pointer(tasks), count)
     if not good:
