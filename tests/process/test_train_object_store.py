@@ -23,6 +23,10 @@ def note(folder):
     assert (folder / "DONE").is_file()
     with open({place!r}, "a") as file:
         file.write(folder.name + "\\n")
+
+def read(folder):
+    with open({place!r}, "a") as file:
+        file.write("read " + folder.name + "\\n")
 """
 
 
@@ -31,7 +35,8 @@ def test_versions_lie_in_the_object_store(tmp_path: Path, monkeypatch: pytest.Mo
     hook, noted = tmp_path / "hook.py", tmp_path / "noted"
     hook.write_text(HOOK.format(place=str(noted)))
     with s3_server() as endpoint:
-        words = ("--update-weight-disk-dir", url, "--custom-update-weight-post-write-path", f"{hook}:note")
+        words = ("--update-weight-disk-dir", url, "--custom-update-weight-post-write-path", f"{hook}:note",
+                 "--custom-update-weight-pre-read-path", f"{hook}:read")  # fmt: skip
         status, _, err = train(tmp_path / "run", *SHORT, *words, **environment(endpoint))
         assert status == 0, err
         for name, value in environment(endpoint).items():
@@ -49,6 +54,8 @@ def test_versions_lie_in_the_object_store(tmp_path: Path, monkeypatch: pytest.Mo
         assert followed[0] == 0, followed
         assert root_of(read_checkpoint(tmp_path / "host")) == published[-1]["root"]
         assert reader.look().followers["host"]["counter"] == 3
-        assert noted.read_text().split() == [f"weight_v{n:06d}" for n in (1, 2, 3)]
+        folders = [f"weight_v{n:06d}" for n in (1, 2, 3)]
+        lines = [line for folder in folders for line in (folder, f"read {folder}")]
+        assert noted.read_text().splitlines() == lines
         status, _, err = train(tmp_path / "second", *SHORT, *words[:2], **environment(endpoint))
         assert status == 5 and "belongs to run" in err

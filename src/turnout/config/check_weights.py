@@ -45,10 +45,22 @@ def store_is_known(c: RunConfig) -> Iterator[Fault]:
 
 
 def hook_names_a_function(c: RunConfig) -> Iterator[Fault]:
-    path = c.custom_update_weight_post_write_path
-    if path is not None and not path.rpartition(":")[2].rpartition(".")[2].isidentifier():
-        remedy = "write package.module.function or path/to/file.py:function"
-        yield Fault("--custom-update-weight-post-write-path", path, "names no function", remedy)
+    for flag, path in (
+        ("--custom-update-weight-post-write-path", c.custom_update_weight_post_write_path),
+        ("--custom-update-weight-pre-read-path", c.custom_update_weight_pre_read_path),
+    ):
+        if path is not None and not path.rpartition(":")[2].rpartition(".")[2].isidentifier():
+            remedy = "write package.module.function or path/to/file.py:function"
+            yield Fault(flag, path, "names no function", remedy)
+
+
+def hook_has_a_reader(c: RunConfig) -> Iterator[Fault]:
+    if c.engine == "sglang" and c.custom_update_weight_pre_read_path is not None:
+        reason = "a stock SGLang calls no hook before it reads"
+        remedy = "leave it out, or give it to `turnout weights follow`"
+        yield Fault(
+            "--custom-update-weight-pre-read-path", c.custom_update_weight_pre_read_path, reason, remedy
+        )
 
 
 def encoding_is_used(c: RunConfig) -> Iterator[Fault]:
@@ -110,6 +122,7 @@ WEIGHT_CHECKS = (
     pair_is_legal,
     store_is_known,
     hook_names_a_function,
+    hook_has_a_reader,
     encoding_is_used,
     engine_applies_deltas,
     quantised_engines,

@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
         "model_path": Path,
         "context_length": int,
         "served_model_name": str,
+        "custom_update_weight_pre_read_path": str,
         "request_timeout_s": float,
         "update_timeout_s": float,
     }

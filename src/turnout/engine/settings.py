@@ -65,6 +65,7 @@ class EngineSettings:
     disaggregation_timeout_s: float = 120.0
     disaggregation_transfer: str = "auto"
     update_timeout_s: float = 600.0
+    custom_update_weight_pre_read_path: str | None = None
     digest_audit_interval: int = 20
 
     def __post_init__(self) -> None:

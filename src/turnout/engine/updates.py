@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,9 +26,13 @@ from turnout.engine.staged import FAULTS_SHOWN, Staged
 from turnout.engine.update_requests import Flags, Update
 from turnout.engine.weights import Staging
 from turnout.weights.changes import Change
+from turnout.weights.hooks import PRE_READ_FLAG, load_hook
+from turnout.weights.manifest import folder_counter
 from turnout.weights.tensors import HostTensor
+from turnout.weights.visibility import Patience, visible_manifest
 
 log = logging.getLogger(__name__)
+VISIBLE_S = 5.0  # how long a version's folder may take to show on this host: network file systems cache names
 T = TypeVar("T")
 Read = Callable[[], Iterable[HostTensor]]
 ReadChanges = Callable[[], Iterable[Change]]
@@ -64,6 +69,8 @@ class Updates:
         self._prepared: Prepared | None = None
         self._prepared_timer: asyncio.TimerHandle | None = None
         self.audits = Audits(compute)
+        hook = compute.settings.custom_update_weight_pre_read_path
+        self._pre_read = None if hook is None else load_hook(PRE_READ_FLAG, hook)
 
     def check_free(self) -> None:
         """Raises EngineBusy (phase "update") while an update is under way."""
@@ -141,10 +148,18 @@ class Updates:
 
     async def _stage_folder(self, update: Update) -> Staged:
         weights = self._compute.core.weights
+
+        def stage() -> Staged:
+            if self._pre_read is not None:
+                self._pre_read(update.folder)
+            if folder_counter(update.folder.name) is not None:
+                visible_manifest(update.folder, Patience(VISIBLE_S, time.monotonic, time.sleep))
+            return (
+                stage_version(weights, update.folder) if update.store else weights.stage_folder(update.folder)
+            )
+
         try:
-            if update.store:
-                return await asyncio.to_thread(stage_version, weights, update.folder)
-            return await asyncio.to_thread(weights.stage_folder, update.folder)
+            return await asyncio.to_thread(stage)
         except WeightError:
             self.audits.failed()
             raise

@@ -26,7 +26,7 @@ from turnout.transfer.transports import TransportPlan, make_transport
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.digest import root_of
-from turnout.weights.hooks import load_hook
+from turnout.weights.hooks import POST_WRITE_FLAG, load_hook
 from turnout.weights.manifest import FORMAT, FORMAT_VERSION, FULL, complete_versions
 from turnout.weights.mirror import Mirror
 from turnout.weights.object_depot import ObjectDepot
@@ -70,8 +70,7 @@ def make_store(config: RunConfig, root: Path, files: Store, clock: Clock, checkp
     if config.weight_url is not None:
         store.mirror = Mirror(ObjectDepot(config.weight_url))
     if config.custom_update_weight_post_write_path is not None:
-        flag = "--custom-update-weight-post-write-path"
-        store.post_write = load_hook(flag, config.custom_update_weight_post_write_path)
+        store.post_write = load_hook(POST_WRITE_FLAG, config.custom_update_weight_post_write_path)
     return store
 
 

@@ -43,6 +43,8 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
     }
     if config.rollout_max_context_len is not None:
         flags["--context-length"] = config.rollout_max_context_len
+    if config.custom_update_weight_pre_read_path is not None:
+        flags["--custom-update-weight-pre-read-path"] = config.custom_update_weight_pre_read_path
     token = _token(config)
     return EngineLaunch(
         engine_id=f"engine-{index}",

@@ -2,8 +2,9 @@
 
     --custom-update-weight-post-write-path    called with the folder of a version whose files are complete, before
                                               the version is published
-    --custom-update-weight-pre-read-path      called by a follower with its own folder for a version's files, before
-                                              it fetches what is not there
+    --custom-update-weight-pre-read-path      called by a reader before it reads: by an embedded engine with the
+                                              version's folder; by a follower with its own folder for the version's
+                                              files, before it fetches what is not there
 
 A hook is a function of one argument, the folder as a pathlib.Path; it blocks. Promises: what a hook raises is told
 as a WeightError that names the option, and fails that publish or read.
@@ -19,6 +20,8 @@ from pathlib import Path
 from turnout.core.errors import ConfigError, Fault, WeightError
 
 Hook = Callable[[Path], None]
+POST_WRITE_FLAG = "--custom-update-weight-post-write-path"
+PRE_READ_FLAG = "--custom-update-weight-pre-read-path"
 
 
 def load_hook(flag: str, text: str) -> Hook:

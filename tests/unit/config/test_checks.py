@@ -44,6 +44,11 @@ REFUSED = [
         "no object store that is known",
     ),
     (
+        ["--engine", "sglang", "--custom-update-weight-pre-read-path", "hooks.read"],
+        "--custom-update-weight-pre-read-path",
+        "calls no hook",
+    ),
+    (
         ["--custom-update-weight-post-write-path", "hook.py:"],
         "--custom-update-weight-post-write-path",
         "names no function",

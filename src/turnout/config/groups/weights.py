@@ -48,6 +48,12 @@ class WeightOptions(Options):
         unset="none",
         pattern=PATH,
     )
+    custom_update_weight_pre_read_path: str | None = option(
+        None,
+        "Function that an embedded engine calls with a version's folder before it reads there: file.py:function.",
+        unset="none",
+        pattern=PATH,
+    )
     update_weight_buffer_size: int = option(
         512 * 2**20,
         "Largest file or bucket of a version, and what sending one holds at a time; a larger tensor gets one of "
