@@ -265,18 +265,23 @@ void turnout_change_split(Tensor *tensors, int32_t n) {
 
 typedef struct { uint8_t *at; uint64_t held; int filled; } BitWriter;
 
-INLINE void put_bits(BitWriter *w, uint64_t value, int bits) {
-    if (bits > 32) {
-        put_bits(w, value & 0xffffffffu, 32);
-        value >>= 32;
-        bits -= 32;
-    }
+/* At most 32 bits. */
+INLINE void put_few(BitWriter *w, uint64_t value, int bits) {
     w->held |= (value & (((uint64_t)1 << bits) - 1)) << w->filled;
     w->filled += bits;
     memcpy(w->at, &w->held, 8); /* whole bytes stay, what follows is written again */
     w->at += w->filled >> 3;
     w->held >>= w->filled & ~7;
     w->filled &= 7;
+}
+
+INLINE void put_bits(BitWriter *w, uint64_t value, int bits) {
+    if (bits > 32) {
+        put_few(w, value, 32);
+        value >>= 32;
+        bits -= 32;
+    }
+    put_few(w, value, bits);
 }
 
 INLINE void encode_symbol(uint32_t *state, uint8_t **to, const uint32_t *table, int symbol) {
@@ -375,11 +380,8 @@ void turnout_change_encode(Tensor *tensors, int32_t n, const Tables *tables) {
 typedef struct { const uint8_t *at, *end; uint64_t held; int64_t filled; } BitReader;
 typedef struct { const uint8_t *at, *end; } WordReader;
 
-INLINE uint64_t get_bits(BitReader *r, int bits) {
-    if (bits > 32) {
-        uint64_t low = get_bits(r, 32);
-        return low | get_bits(r, bits - 32) << 32;
-    }
+/* At most 32 bits. */
+INLINE uint64_t get_few(BitReader *r, int bits) {
     if (r->end - r->at >= 8) {
         uint64_t word;
         memcpy(&word, r->at, 8);
@@ -392,6 +394,12 @@ INLINE uint64_t get_bits(BitReader *r, int bits) {
     r->held >>= bits;
     r->filled -= bits;
     return value;
+}
+
+INLINE uint64_t get_bits(BitReader *r, int bits) {
+    if (bits <= 32) return get_few(r, bits);
+    uint64_t low = get_few(r, 32);
+    return low | get_few(r, bits - 32) << 32;
 }
 
 INLINE int decode_symbol(uint32_t *state, WordReader *r, const uint32_t *table) {
