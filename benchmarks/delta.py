@@ -192,13 +192,15 @@ def main() -> None:
     )
     found["steady_check"] = json.loads(CHECK.read_text()) if CHECK.exists() else None
     wanted = [(rate, state) for rate in (RATES[:2] if asked.quick else RATES) for state in STATES]
-    found["cases"] = [measure(pair(*each), threads, rounds) for each in wanted]
+    found["cases"] = []
+    for rate, state in wanted:
+        found["cases"].append(measure(pair(rate, state), threads, rounds))
+        print(table(found["cases"][-1:]), file=sys.stderr)
     if not asked.no_pause:
         found["large"] = add_pauses(found["cases"], threads, 1 if asked.quick else 3)
     found["targets"] = targets(found)
     found["seconds"] = round(time.perf_counter() - began, 1)
     asked.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found["cases"]))
     print(
         *(f"{'met ' if row['met'] else 'NOT '} {row['target']}: {row['found']}" for row in found["targets"]),
         sep="\n",
