@@ -48,6 +48,7 @@ fmt: $(VENV)/installed
 
 docs: $(VENV)/installed
 	$(BIN)/python -m turnout.config.reference docs/flags.md
+	$(BIN)/python -m turnout.weights.state_tables docs/weights.md
 
 bench-%: $(VENV)/installed
 	$(BIN)/python -m benchmarks.$* --json benchmark-$*.json $(ARGS)

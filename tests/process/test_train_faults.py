@@ -47,6 +47,26 @@ def test_an_engine_killed_in_a_rollout_ends_the_run_with_one_line(tmp_path: Path
     )
 
 
+def test_with_enough_engines_left_a_run_goes_on_without_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("--rollout-num-engines", "2", "--min-engines", "1", "--num-rollout", "2", "--no-plots")
+    length = ("--rollout-max-response-len", "200", "--rollout-min-response-len", "200")
+    process = start("train", str(TINY), "--run-dir", str(run), "--skip-eval-before-train", *length, *words)
+    wait_for("the first rollout", lambda: of_kind(run, "GroupTaken"), process)
+    victim = next(row for row in of_kind(run, "EngineReady") if row["engine"] == "engine-1")
+    os.kill(victim["pid"], signal.SIGKILL)
+    status, _, err = ended(process, 120)
+    assert status == 0, err
+    assert gone_within(run, 5) == []
+    assert [row["engine"] for row in of_kind(run, "EngineLost")] == ["engine-1"]
+    assert {row["engine"] for row in of_kind(run, "EngineFenced")} == {"engine-1"}
+    last = of_kind(run, "VersionPublished")[-1]["version"]
+    assert [r["engine"] for r in of_kind(run, "VersionAttested") if r["version"] == last] == ["engine-0"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["audit"]["failed"] == 0
+    assert summary["groups"]["lost"] == 0
+
+
 def test_an_engine_that_hangs_is_found_by_its_health(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("--rollout-health-check-interval", "0.2", "--rollout-health-check-timeout", "1")

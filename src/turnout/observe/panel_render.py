@@ -27,6 +27,7 @@ STATE_COLORS = {
     "updating": "yellow",
     "paused": "yellow",
     "starting": "yellow",
+    "fenced": "red",
     "dead": "red",
 }
 

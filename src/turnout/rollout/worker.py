@@ -23,6 +23,7 @@ from turnout.rollout.rewards import RewardRunner
 from turnout.serving.client import EngineClient
 
 BUSY_PAUSE_S = 0.2
+GONE_S = 2.0
 Routes = Callable[[], Sequence[EngineClient]]
 
 
@@ -77,14 +78,31 @@ class Generator:
         return replace(group, trajectories=kept)
 
     async def sample(self, prompt: Prompt, plan: SamplingPlan, seed: int, turn: int) -> Trajectory:
-        """One unscored trajectory; `turn` chooses the engine. EngineBusy is tried again until the deadline."""
+        """One unscored trajectory; `turn` chooses the engine. EngineBusy is tried again until the deadline; where
+        an engine is gone and another may be asked, that one makes the same sample."""
         params = replace(plan.params, sampling_seed=seed)
-        engines = self._routes()
-        engine = engines[turn % len(engines)]
-        request = GenerateRequest(self._ids(), prompt.token_ids, params, extra_key=engine.version)
-        reply = await self._answered(engine, request, plan.deadline_s)
+        end = self._clock.now() + plan.deadline_s
+        while True:
+            engines = self._routes()
+            engine = engines[turn % len(engines)]
+            request = GenerateRequest(self._ids(), prompt.token_ids, params, extra_key=engine.version)
+            try:
+                reply = await self._answered(engine, request, max(0.001, end - self._clock.now()))
+                break
+            except EngineDead:
+                if not await self._fenced(engine, end):
+                    raise
         self.tokens_made += len(reply.output_ids)
         return self._trajectory(reply, engine.engine_id, seed)
+
+    async def _fenced(self, engine: EngineClient, end: float) -> bool:
+        """Whether an engine that seems gone is fenced within a while: who watches it decides, not one request."""
+        end = min(end, self._clock.now() + GONE_S)
+        while engine in self._routes():
+            if self._clock.now() + BUSY_PAUSE_S >= end:
+                return False
+            await self._clock.sleep(BUSY_PAUSE_S)
+        return True
 
     async def _answered(
         self, engine: EngineClient, request: GenerateRequest, deadline_s: float

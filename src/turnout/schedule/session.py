@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,7 @@ ATTEST_DEADLINE_S = 60.0
 LAST_WORDS_S = 2.0
 TICK_S = 0.5
 INCARNATION = 0
+Lost = Callable[[EngineDead], None]
 HELD_OUT, SAMPLED, BASELINE = "held-out", "held-out, sampled", "baseline"
 
 
@@ -218,7 +220,14 @@ class Session:
             )
             sources = Sources(self._engine_views, evals.curve, lambda: published.last)
             reporter.open(config.run_name or "run", inputs.steps, sources)
-            await self._supervised(self._loop(parts, updater, base, inputs, trainer), reporter)
+
+            def lost(fault: EngineDead) -> None:
+                events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
+                reporter.say(f"{fault}; the run goes on (--min-engines {config.min_engines})")
+                updater.lost(fault.engine_id, fault.reason)
+
+            loop = self._loop(parts, updater, base, inputs, trainer)
+            await self._supervised(loop, reporter, lost)
             self.outcome.final_folder = final_checkpoint(self.paths.weights, place().version)
         finally:
             trainer.close()
@@ -279,33 +288,46 @@ class Session:
                 raise result
         self._engines.sort(key=lambda engine: engine.engine_id)
 
-    async def _supervised(self, work: object, reporter: RunReporter) -> None:
-        """Runs `work` beside a watch on every engine process; the death of one ends it."""
+    async def _supervised(self, work: object, reporter: RunReporter, lost: Lost) -> None:
+        """Runs `work` beside a watch on every engine process. A death is told to `lost`; with fewer engines left
+        than an update needs (--min-engines) it ends the run."""
         assert asyncio.iscoroutine(work)
         main = asyncio.ensure_future(work)
         probe = HealthProbe(
             self.config.rollout_health_check_interval, self.config.rollout_health_check_timeout
         )
-        deaths = [
+        watches = {
             asyncio.ensure_future(watch)
             for engine in self._engines
             for watch in (engine.dies(self._phase), engine.hangs(self._phase, probe, self._clock))
-        ]
+        }
+        deaths, gone = set(watches), set[str]()
         ticker = asyncio.ensure_future(self._tick(reporter))
         try:
-            await asyncio.wait([main, *deaths], return_when=asyncio.FIRST_COMPLETED)
-            if main.done() and main.exception() is not None:
-                # A cut connection is often the first sign of a death; the process tells more.
-                await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
-            dead = next((death.result() for death in deaths if death.done()), None)
-            if dead is not None:
-                raise dead
+            while not main.done():
+                await asyncio.wait({main, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+                if main.done() and main.exception() is not None and deaths:
+                    # A cut connection is often the first sign of a death; the process tells more.
+                    await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+                for death in [death for death in deaths if death.done()]:
+                    deaths.discard(death)
+                    fault = death.result()
+                    if fault.engine_id not in gone:
+                        gone.add(fault.engine_id)
+                        self._check_enough(fault, len(gone))
+                        lost(fault)
             main.result()
         finally:
-            for task in (main, ticker, *deaths):
+            for task in (main, ticker, *watches):
                 task.cancel()
-            await asyncio.gather(main, ticker, *deaths, return_exceptions=True)
+            await asyncio.gather(main, ticker, *watches, return_exceptions=True)
             reporter.tick()  # the last evaluation came after the last step
+
+    def _check_enough(self, fault: EngineDead, gone: int) -> None:
+        """Raises the death of an engine that the run cannot do without."""
+        needed = self.config.min_engines
+        if needed is None or len(self._engines) - gone < needed:
+            raise fault
 
     def _phase(self) -> str:
         return self._phases.current
@@ -324,15 +346,18 @@ class Session:
         events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
 
     def _engine_views(self) -> tuple[EngineView, ...]:
-        return tuple(
-            EngineView(e.engine_id, "ready" if e.process.alive else "dead", e.client.version)
-            for e in self._engines
-        )
+        return tuple(EngineView(e.engine_id, _state_of(e), e.client.version) for e in self._engines)
 
     @staticmethod
     def _current(updater: Updater) -> WeightVersion:
         assert updater.current is not None, "the base version is adopted before anything asks"
         return updater.current
+
+
+def _state_of(engine: Engine) -> str:
+    if not engine.process.alive:
+        return "dead"
+    return "fenced" if engine.client.holds is None and engine.client.version != "none" else "ready"
 
 
 def _save_plan(config: RunConfig, model: Path) -> SavePlan:
