@@ -181,6 +181,21 @@ def test_wgt_01_after_a_failure_the_same_changes_go_with_the_next_version(
         on(tmp_path, way, use)
 
 
+def test_an_engine_that_fell_behind_catches_up_by_what_the_store_holds(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        start = d.base.version
+        tensors = few(finite_model(), 1)
+        version = await d.update(tensors)
+        d.engines[1].hold(finite_model())  # started again from its checkpoint
+        client = d.engines[1].client(RealClock())
+        found = await d.transport.catch_up(version, client, 20.0)
+        assert (found.root, found.label) == (version.root, version.label) and d.holds(tensors)
+        assert d.engines[1].sent("/update_weights_from_disk")[-1]["load_format"] == "delta"
+        assert await d.transport.catch_up(start, client, 20.0) is None  # the base has no folder
+
+    on(tmp_path, "disk", use)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_published_of_weights_with_a_nan(way: str, tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
