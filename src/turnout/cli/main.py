@@ -46,7 +46,9 @@ COMMANDS: dict[str, Command] = {
         "Models and weights", "fetch a pretrained model, make a tiny one", "turnout.cli.model:command"
     ),
     "weights": Command(
-        "Models and weights", "list and verify published versions", "turnout.cli.weights:command"
+        "Models and weights",
+        "list, verify, compact and follow published versions",
+        "turnout.cli.weights:command",
     ),
     "version": Command("Other", "print the version", "turnout.cli.main:version"),
 }
