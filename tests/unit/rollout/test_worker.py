@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine, reply
-from tests.unit.rollout.parts import SEEDS, TOKENS, Bench, plan, prompts
+from tests.unit.rollout.parts import SEEDS, TOKENS, Bench, Numbers, plan, prompts
 from turnout.core.errors import EngineDead
 from turnout.core.types import Finish, RolloutGroup, Trajectory
-from turnout.rollout.worker import GroupFailed
+from turnout.rollout.worker import Generator, GroupFailed
 
 GROUP = RolloutGroup("g00000005.0", 5, 0, prompts(6)[5])
 
@@ -237,3 +237,22 @@ def test_another_attempt_samples_anew() -> None:
         for attempt in range(3)
     }
     assert len(seeds) == 8 * 8 * 3
+
+
+def test_another_engine_makes_the_sample_of_one_that_is_fenced() -> None:
+    """The same sample: its seed does not depend on who makes it."""
+
+    async def main() -> None:
+        async with ScriptedEngine("e0") as gone, ScriptedEngine("e1") as there:
+            bench = Bench(gone, there)
+            clients = [gone.client(bench.clock), there.client(bench.clock)]
+            asked = iter(
+                [clients, clients]
+            )  # whoever watches the engines fences the first one after a moment
+            generator = Generator(lambda: next(asked, clients[1:]), bench.rewards, Numbers(), bench.clock)
+            gone.script("/generate", RESET)
+            made = await generator.sample(prompts(1)[0], plan(), 5, 0)
+            assert made.engine_id == "e1" and made.seed == 5
+            assert len(gone.sent("/generate")) == len(there.sent("/generate")) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 30))
