@@ -17,7 +17,7 @@ from turnout.transfer.follower import Phases
 from turnout.weights.depot import FolderDepot
 from turnout.weights.host_files import HostFiles
 
-STEP_S, PROOF_S = 0.003, 0.05
+STEP_S, PROOF_S = 0.003, 0.4
 STEPS = ("create", "append", "sync", "sync_path", "rename", "remove", "scatter", "fill", "flush")
 
 

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from tests.followed import stepped, tiny_publisher
 from tests.follower_kills import scripted_kills
 from tests.follower_world import Fate, World, make_store
-from tests.published import Publisher, bits_of, first, moved
+from tests.published import Publisher, bits_of, deltas, first, moved
 from turnout.core.errors import ConfigError, EngineError, WeightError
 
 Store = tuple[Path, dict[int, Any]]
@@ -118,11 +119,13 @@ def test_a_damaged_delta_never_reaches_the_engine(tmp_path: Path, damage: str) -
         bad = list(moved(publisher.now, 2))
         bad[0].bits[3] = 0x7FC1
         publisher.delta(bad)
-    elif damage == "wrong":  # sound by its checksums, and leads elsewhere than it says
+    elif damage == "wrong":  # sound by its checksums and on the right base, and leads elsewhere than it says
         after = moved(publisher.now, 2)
-        held, publisher.now = publisher.now, moved(publisher.now, 5)
-        publisher.delta(after)
-        publisher.now = held
+        lies = deltas(publisher.now, after)
+        at = next(n for n, delta in enumerate(lies) if delta.change.count)
+        lies[at] = replace(lies[at], after="5" * 32)
+        publisher.store.publish_delta(lies, publisher.version, "indices", 0)
+        publisher.history[2] = after
     else:
         publisher.delta(moved(publisher.now, 2))
         file = min((root / "weight_v000002").glob("delta-*"))
@@ -140,6 +143,7 @@ def test_a_damaged_delta_never_reaches_the_engine(tmp_path: Path, damage: str) -
     else:
         with pytest.raises(AssertionError, match="not at version 2"):
             world.life(2)
+        assert not [key for key in world.depot.fetched if "v000001" in key], "what was held was touched"
     assert world.engine.loads == loads
     assert world.engine.tensors == bits_of(publisher.history[1])
     assert world.looked() == (1, bits_of(publisher.history[1]))
