@@ -28,6 +28,7 @@ from turnout.engine.parallel_group import Group
 from turnout.engine.parallel_model import ParallelForward, Shard, check_split, load_shard
 from turnout.engine.parallel_plan import VICTIM_STATUS, RankReport
 from turnout.engine.parallel_storage import ParallelStorage, ShardStorage
+from turnout.engine.parallel_update import ShardedReceiver, SliceReceiver
 from turnout.engine.runner import Runner
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepInput, StepOutput
@@ -119,6 +120,7 @@ class ParallelRunner(Runner):
             shard.model, crew.settings, (forward, ParallelStorage(self.part, crew.steps, crew.weights))
         )
         self._crew = crew
+        self.receiver = ShardedReceiver(SliceReceiver(self.part), crew.weights)
 
     def release_cache(self) -> int:
         return super().release_cache() + sum(self._crew.steps.ask(("release_cache",)))

@@ -60,13 +60,22 @@ class Channel:
             except OSError as fault:
                 self._lost(rank, self._why(fault, message))
 
-    def ask(self, message: Message, meanwhile: Callable[[], None] | None = None) -> list[Any]:
-        """Sends to every rank and returns their answers in rank order; `meanwhile` is rank 0's own share of it."""
+    def ask(
+        self, message: Message, meanwhile: Callable[[], None] | None = None, longer_s: float = 0.0
+    ) -> list[Any]:
+        """Sends to every rank and returns their answers in rank order; `meanwhile` is rank 0's own share of it. An
+        answer may take `longer_s` more than the limit: what a rank waits for itself."""
         with self._lock:
             self.tell(message)
             if meanwhile is not None:
                 meanwhile()
-            return [self._answer(rank, message, Connection.recv) for rank in range(1, len(self._ends) + 1)]
+            usual = self._deadline_s
+            if longer_s:
+                self.limit(usual + longer_s)
+            found = [self._answer(rank, message, Connection.recv) for rank in range(1, len(self._ends) + 1)]
+            if longer_s:
+                self.limit(usual)
+            return found
 
     def fetch(self, rank: int, message: Message, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Asks one rank for the bits of a tensor, flat."""

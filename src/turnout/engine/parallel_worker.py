@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from turnout.engine.parallel_group import Group
 from turnout.engine.parallel_model import ParallelForward, load_shard
 from turnout.engine.parallel_plan import VICTIM_STATUS, RankReport
 from turnout.engine.parallel_storage import LIVE, ShardStorage
+from turnout.engine.parallel_update import Answer, SliceReceiver
 from turnout.engine.parent import die_with
 from turnout.engine.patches import Placed
 from turnout.engine.runner import Runner
@@ -58,6 +59,7 @@ class Worker:
         self._report = RankReport(rank, os.getpid(), self.storage.nbytes, self.runner.cache.nbytes)
         self._group, self._settings = group, settings
         self._staged: dict[int, Tensor] = {}
+        self._receiver = SliceReceiver(self.storage)
         self._patches: dict[int, list[Placed | None]] = {}
 
     def steps(self, channel: Connection) -> None:
@@ -93,6 +95,8 @@ class Worker:
             elif verb == "write":
                 view = self.storage.view(*self._tensor(*arguments))
                 channel.recv_bytes_into(view.view(np.uint8).data)
+            elif verb == "group":
+                channel.send(self._by_group(*arguments))
             elif verb == "patches":
                 self._patches[arguments[0]] = arguments[1]
             elif verb == "exchange":
@@ -110,6 +114,16 @@ class Worker:
                     self._patches.pop(key, None)
             else:
                 raise ValueError(f"unknown message {verb!r} on the channel of weights")
+
+    def _by_group(self, what: str, *arguments: Any) -> Answer:
+        receiver = self._receiver
+        if what == "join":
+            return receiver.answer(lambda: receiver.join(*arguments))
+        if what == "leave":
+            return receiver.answer(lambda: receiver.leave(*arguments))
+        bucket, keys = arguments
+        held = {name: self._staged[key] for name, key in keys.items()}
+        return receiver.answer(lambda: receiver.receive(bucket, held))
 
     def _exchange(self, key: int, buffers: dict[str, int], write: bool) -> list[Sums]:
         held = {buffer: self._staged[staged] for buffer, staged in buffers.items()}

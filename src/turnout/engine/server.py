@@ -22,6 +22,7 @@ from turnout.engine.events import send_events
 from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
+from turnout.engine.parallel import ParallelRunner
 from turnout.engine.pd import Disaggregation
 from turnout.engine.replies import generate_events, reply_row
 from turnout.engine.reports import Reports
@@ -148,6 +149,7 @@ class Server:
                 "ep_size": settings.ep_size,
                 "ranks": [asdict(report) for report in self.compute.core.reports],
                 "delta_formats": self._delta_formats(),
+                **self._weight_slices(),
                 **self.pair.info(),
                 "max_total_num_tokens": settings.pages * settings.page_tokens,
                 "max_running_requests": settings.max_running_requests,
@@ -190,6 +192,11 @@ class Server:
                 "at": attested.at,
             }
         )
+
+    def _weight_slices(self) -> dict[str, Any]:
+        """Ours: how to cut tensors for the ranks, of which each can be a member of a group."""
+        runner = self.compute.core.runner
+        return {"weight_slices": runner.receiver.slices} if isinstance(runner, ParallelRunner) else {}
 
     def _delta_formats(self) -> list[str]:
         """Ours: versions of a store that need not be full, and buckets of changes through a group."""

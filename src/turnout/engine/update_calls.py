@@ -7,14 +7,18 @@ pause. Promises: a refusal leaves the weights and their label as they were and a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
+from turnout.core.errors import WeightError
 from turnout.engine import update_requests as bodies
 from turnout.engine.control import COMMAND_DEADLINE_S, ControlCalls, told
 from turnout.engine.core import Activated
 from turnout.engine.loop import ComputeThread
+from turnout.engine.parallel import ParallelRunner
+from turnout.engine.parallel_update import SliceBucket
 from turnout.engine.tensor_wire import read_payload
 from turnout.engine.update_group import UpdateGroups
 from turnout.engine.updates import Updates, check_label
@@ -32,7 +36,11 @@ class UpdateCalls(ControlCalls):
 
     def __init__(self, compute: ComputeThread) -> None:
         super().__init__(compute)
-        self.updates, self._groups = Updates(compute), UpdateGroups()
+        self.updates = Updates(compute)
+        runner = compute.core.runner
+        self._receiver = runner.receiver if isinstance(runner, ParallelRunner) else None
+        self._groups = self._receiver.own.groups if self._receiver is not None else UpdateGroups()
+        self._joined_by_rank: set[str] = set()  # groups in which every rank is a member
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -107,6 +115,8 @@ class UpdateCalls(ControlCalls):
         update = bodies.parse_group_update(row, 2 * self._model_bytes())
         self._groups.check(update.group)
         limit = RECEIVE_SHARE * self.settings.update_timeout_s
+        if row.get("slices") is True:
+            return await self._slices_from_group(update, limit)
         done = await self.updates.tensors(
             lambda: unpack(
                 self._groups.receive(update.group, update.slots, update.flat, limit), update.slots
@@ -114,6 +124,19 @@ class UpdateCalls(ControlCalls):
             update.flags,
         )
         return _activated(done) if done is not None else {"message": "staged"}
+
+    async def _slices_from_group(self, update: bodies.GroupUpdate, limit_s: float) -> dict[str, Any]:
+        """`slices` true (ours): the tensors are described whole, each rank gets its part from the sender."""
+        receiver = self._receiver
+        if receiver is None:
+            raise WeightError("this engine has one rank, which takes whole tensors")
+
+        def fill(buffers: Mapping[str, Any], twins: frozenset[str]) -> list[str]:
+            bucket = SliceBucket(update.group, update.slots, twins, limit_s)
+            return receiver.receive(bucket, buffers)
+
+        await self.updates.slices(update.slots, fill, update.flags)
+        return {"message": "staged"}
 
     async def _changes_from_group(self, row: dict[str, Any]) -> dict[str, Any]:
         update = bodies.parse_group_changes(row, DELTA_BYTES * self._model_bytes())
@@ -129,12 +152,20 @@ class UpdateCalls(ControlCalls):
 
     async def _join(self, row: dict[str, Any]) -> dict[str, Any]:
         member = bodies.parse_membership(row)
-        await asyncio.to_thread(self._groups.join, member, self.settings.update_timeout_s)
+        if member.ranks not in (1, self.settings.tp_size):
+            raise WeightError(f"this engine has {self.settings.tp_size} ranks, {member.ranks} were to join")
+        by_rank = self._receiver if member.ranks > 1 else None
+        join = self._groups.join if by_rank is None else by_rank.join
+        await asyncio.to_thread(join, member, self.settings.update_timeout_s)
+        if by_rank is not None:
+            self._joined_by_rank.add(member.name)
         return {"message": f"rank {member.rank} of {member.world_size} in group {member.name}"}
 
     async def _leave(self, row: dict[str, Any]) -> dict[str, Any]:
         name = bodies.parse_group(row)
-        await asyncio.to_thread(self._groups.leave, name)
+        by_rank = self._receiver if name in self._joined_by_rank else None
+        self._joined_by_rank.discard(name)
+        await asyncio.to_thread(self._groups.leave if by_rank is None else by_rank.leave, name)
         return {"message": f"left group {name}"}
 
     async def _prepare(self, row: dict[str, Any]) -> dict[str, Any]:

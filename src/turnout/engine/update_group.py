@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,13 +30,15 @@ GROUPS_MAX = 8
 
 @dataclass(frozen=True)
 class Membership:
-    """Where a group meets and which rank this process has in it. `rank` is in [1, world_size)."""
+    """Where a group meets and which rank this process has in it. `rank` is in [1, world_size); `ranks` (ours): how
+    many of this engine's ranks join, one after another from there."""
 
     name: str
     host: str
     port: int
     rank: int
     world_size: int
+    ranks: int = 1
 
 
 class UpdateGroups:
@@ -82,16 +84,27 @@ class UpdateGroups:
         """The bytes of a bucket [last slot's end], broadcast by rank 0: as one tensor (`flat`), else one by one.
         Raises WeightError, having left the group, where they do not come in time."""
         self.check(name)
-        backend = self._groups[name]
         if not slots or not slots[-1].end:
             return np.empty(0, np.uint8)
         data = torch.empty(slots[-1].end, dtype=torch.uint8)
         parts = [data] if flat else [data[slot.start : slot.end] for slot in slots]
-        limit = timedelta(seconds=deadline_s)
         options = dist.BroadcastOptions()
-        options.rootRank, options.timeout = 0, limit
+        options.rootRank, options.timeout = 0, timedelta(seconds=deadline_s)
+        self._wait(name, lambda backend: [backend.broadcast([part], options) for part in parts], deadline_s)
+        return data.numpy()
+
+    def receive_own(self, name: str, size: int, deadline_s: float) -> NDArray[np.uint8]:
+        """`size` bytes that rank 0 sends to this rank alone; nothing is sent for none. Raises as `receive`."""
+        self.check(name)
+        data = torch.empty(size, dtype=torch.uint8)
+        if size:
+            self._wait(name, lambda backend: [backend.recv([data], 0, 0)], deadline_s)
+        return data.numpy()
+
+    def _wait(self, name: str, begin: Callable[[Any], list[Any]], deadline_s: float) -> None:
+        limit = timedelta(seconds=deadline_s)
         try:
-            for work in [backend.broadcast([part], options) for part in parts]:
+            for work in begin(self._groups[name]):
                 work.wait(limit)
         except RuntimeError as fault:
             with contextlib.suppress(WeightError):  # left already
@@ -99,7 +112,6 @@ class UpdateGroups:
             raise WeightError(
                 f"nothing came through group {name} ({fault}); the group is destroyed, the weights are as before"
             ) from fault
-        return data.numpy()
 
 
 def group_store(store: dist.Store, name: str) -> dist.Store:

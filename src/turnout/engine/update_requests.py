@@ -176,14 +176,15 @@ def parse_membership(row: dict[str, Any]) -> Membership:
     if backend != "gloo":
         faults.append(Fault("backend", str(backend)[:40], "must be gloo: this engine computes on the CPU"))
     numbers = {name: row.get(name) for name in ("master_port", "rank_offset", "world_size")}
+    numbers["ranks"] = row.get("ranks", 1)
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 65536:
             faults.append(Fault(name, str(value)[:40], "must be a whole number above 0"))
     _refuse(faults)
-    port, rank, world = (int(numbers[name] or 0) for name in numbers)
-    if rank >= world:
+    port, rank, world, ranks = (int(numbers[name] or 0) for name in numbers)
+    if rank + ranks > world:
         raise BadRequest(Fault("rank_offset", str(rank), f"lies outside a group of {world}"))
-    return Membership(_group(row), str(host).strip("[]"), port, rank, world)
+    return Membership(_group(row), str(host).strip("[]"), port, rank, world, ranks)
 
 
 def parse_group(row: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,7 +24,8 @@ from turnout.engine.delta import ChangeStaging, stage_version
 from turnout.engine.loop import ComputeThread
 from turnout.engine.staged import FAULTS_SHOWN, Staged
 from turnout.engine.update_requests import Flags, Update
-from turnout.engine.weights import Staging
+from turnout.engine.weights import Fill, Staging
+from turnout.weights.buckets import Slot
 from turnout.weights.changes import Change
 from turnout.weights.hooks import PRE_READ_FLAG, load_hook
 from turnout.weights.manifest import folder_counter
@@ -125,6 +126,13 @@ class Updates:
                 f"the update was dropped after {self._deadline_s:g} s without a call; begin it again"
             )
         return await self.alone("tensors", lambda: self._from_tensors(read, flags))
+
+    async def slices(self, slots: Sequence[Slot], fill: Fill, flags: Flags) -> None:
+        """Stages tensors whose parts come to each rank by itself (Staging.take), for `end`."""
+        if self._session is None or not isinstance(self._session.staging, Staging):
+            raise WeightError("slices come only after /begin_weight_update")
+        staging = self._session.staging
+        await self._shielded(self._staged(self._session, lambda: staging.take(slots, fill), flags))
 
     async def changes(self, read: ReadChanges, flags: Flags) -> None:
         """Stages the changes that `read` returns on a worker thread for `end`. Raises WeightError with what is

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from turnout.core.errors import WeightError, WeightsUnknown
 from turnout.engine.live_dtypes import EXACT
 from turnout.engine.staged import Line, Measured, Patches, Staged, measure, shown
 from turnout.engine.storage import Buffer, Storage
+from turnout.weights.buckets import Slot
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_digest
 from turnout.weights.manifest import DONE, MANIFEST, load_manifest
@@ -30,6 +31,7 @@ from turnout.weights.tensors import ITEM_BYTES, HostTensor, converted, nonfinite
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a derived buffer that old Llama checkpoints carry
 READ_TRIES = 100  # of a tensor that updates keep writing meanwhile
+Fill = Callable[[Mapping[str, Buffer], frozenset[str]], list[str]]
 
 
 class LiveWeights:
@@ -174,31 +176,35 @@ class Staging:
         """Takes one tensor over (its bits are copied). Faults are kept for `seal`, so that all are told at once."""
         if tensor.name.endswith(IGNORED_SUFFIX):
             return
-        faults = self._faults_of(tensor)
+        faults = self._faults_of(tensor.name, tensor.dtype, tensor.shape)
+        bad = nonfinite_count(tensor)
+        if bad:
+            faults.append(f"{tensor.name} has {bad} values that are NaN or infinite")
         if faults:
             self._faults.extend(faults)
             return
-        spec = self._storage.specs[tensor.name]
-        buffer = self._buffers.get(spec.buffer)
-        if buffer is None:
-            buffer = self._fresh.pop(spec.buffer, None)
-            if buffer is None:
-                buffer = self._storage.fresh(spec.buffer)
-            self._buffers[spec.buffer] = buffer
-        bits = converted(tensor, spec.dtype).bits
-        twin = next(
-            (n for names in self._storage.tied if tensor.name in names for n in names if n in self._given),
-            None,
-        )
-        if (
-            twin is not None
-            and twin != tensor.name
-            and not np.array_equal(self._storage.read(buffer, twin), bits)
-        ):
+        buffer = self._buffer_of(tensor.name)
+        bits = converted(tensor, self._storage.specs[tensor.name].dtype).bits
+        twin = self._twin(tensor.name)
+        if twin is not None and not np.array_equal(self._storage.read(buffer, twin), bits):
             self._faults.append(f"{twin} and {tensor.name} are tied in this model and differ in the update")
             return
         self._storage.write(buffer, tensor.name, bits)
         self._given[tensor.name] = tensor.dtype
+
+    def take(self, slots: Sequence[Slot], fill: Fill) -> None:
+        """Tensors whose parts come to each process that holds some. `fill` is given the buffers of those that fit,
+        by name, and which of them came under another name before; it returns what is wrong with their values."""
+        buffers: dict[str, Buffer] = {}
+        twins = set()
+        for slot in slots:
+            faults = self._faults_of(slot.name, slot.dtype, slot.shape)
+            self._faults.extend(faults)
+            if not faults:
+                buffers[slot.name] = self._buffer_of(slot.name)
+                twins |= {slot.name} if self._twin(slot.name) is not None else set()
+                self._given[slot.name] = slot.dtype
+        self._faults.extend(fill(buffers, frozenset(twins)))
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -245,21 +251,34 @@ class Staging:
     def _measure(self, name: str, dtype: str) -> Measured:
         return measure(self._storage, self._buffers[self._storage.specs[name].buffer], name, dtype)
 
-    def _faults_of(self, tensor: HostTensor) -> list[str]:
-        spec = self._storage.specs.get(tensor.name)
+    def _buffer_of(self, name: str) -> Buffer:
+        """The new buffer that holds it, made where there is none yet."""
+        key = self._storage.specs[name].buffer
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._fresh.pop(key, None)
+            if buffer is None:
+                buffer = self._storage.fresh(key)
+            self._buffers[key] = buffer
+        return buffer
+
+    def _twin(self, name: str) -> str | None:
+        """Another name of the same tensor that came already."""
+        others = (n for names in self._storage.tied if name in names for n in names if n != name)
+        return next((n for n in others if n in self._given), None)
+
+    def _faults_of(self, name: str, dtype: str, shape: tuple[int, ...]) -> list[str]:
+        spec = self._storage.specs.get(name)
         if spec is None:
-            return [f"{tensor.name} is not a tensor of this model"]
+            return [f"{name} is not a tensor of this model"]
         faults = []
-        if tensor.name in self._given:
-            faults.append(f"{tensor.name} came twice")
-        if tensor.shape != spec.shape:
-            faults.append(f"{tensor.name} has shape {list(tensor.shape)}, the model's is {list(spec.shape)}")
-        rounds = self._may_round and tensor.dtype in ("F32", "F16")
-        if (tensor.dtype, spec.dtype) not in EXACT and not rounds:
-            faults.append(f"{tensor.name} is {tensor.dtype}, which {spec.dtype} cannot hold exactly")
-        bad = nonfinite_count(tensor)
-        if bad:
-            faults.append(f"{tensor.name} has {bad} values that are NaN or infinite")
+        if name in self._given:
+            faults.append(f"{name} came twice")
+        if shape != spec.shape:
+            faults.append(f"{name} has shape {list(shape)}, the model's is {list(spec.shape)}")
+        rounds = self._may_round and dtype in ("F32", "F16")
+        if (dtype, spec.dtype) not in EXACT and not rounds:
+            faults.append(f"{name} is {dtype}, which {spec.dtype} cannot hold exactly")
         return faults
 
 

@@ -15,6 +15,7 @@ from turnout.core.errors import EngineError
 from turnout.serving.client import EngineClient
 from turnout.weights.buckets import TORCH_NAMES, Slot
 from turnout.weights.delta_bucket import DELTA_BUCKET, Part
+from turnout.weights.map_rules import Place
 
 FLATTENED = "flattened_bucket"
 
@@ -30,13 +31,15 @@ class BucketFlags:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where and as which rank an engine joins a group; its further ranks follow on `rank`."""
+    """Where and as which rank an engine joins a group; its further ranks follow on `rank`. `ranks`: how many of
+    ours join; 1: the engine, which hands on to them itself."""
 
     group: str
     host: str
     port: int
     rank: int
     world_size: int
+    ranks: int = 1
 
 
 class EngineWeights:
@@ -56,6 +59,18 @@ class EngineWeights:
                 raise self.client.fault(EngineError, "update", f"tp_size {size!r} is not understood")
             self._ranks = size
         return self._ranks
+
+    async def places(self) -> list[Place]:
+        """Of an engine whose ranks can each be a member of a group and take their part: which part. Else none."""
+        row = (await self.client.server_info()).get("weight_slices")
+        if row is None:
+            return []
+        try:
+            tp, ep, experts = (int(row[name]) for name in ("tp_size", "ep_size", "experts"))
+        except (TypeError, KeyError, ValueError) as fault:
+            what = f"weight_slices {row!r} is not understood"
+            raise self.client.fault(EngineError, "update", what) from fault
+        return [Place(rank, tp, ep, experts) for rank in range(tp)]
 
     async def prepare(self, folder: str, label: str, deadline_s: float, load_format: str = "auto") -> str:
         """Has the engine stage a folder beside what it serves; returns the id to `activate` it by. `load_format`
@@ -109,17 +124,22 @@ class EngineWeights:
             "world_size": meeting.world_size,
             "group_name": meeting.group,
             "backend": "gloo",
+            **({"ranks": meeting.ranks} if meeting.ranks > 1 else {}),
         }
         await self._succeed("/init_weights_update_group", body, deadline_s)
 
-    async def through_group(self, group: str, slots: Sequence[Slot], flags: BucketFlags) -> None:
-        """Has the engine receive one flattened bucket; returns when it has."""
+    async def through_group(
+        self, group: str, slots: Sequence[Slot], flags: BucketFlags, by_rank: bool = False
+    ) -> None:
+        """Has the engine receive one flattened bucket; returns when it has. `by_rank` (ours): each of its ranks
+        gets its part (turnout.weights.slices); `slots` describe whole tensors all the same."""
         body = {
             "names": [slot.name for slot in slots],
             "dtypes": [TORCH_NAMES[slot.dtype] for slot in slots],
             "shapes": [list(slot.shape) for slot in slots],
             "group_name": group,
             **_flags(flags),
+            **({"slices": True} if by_rank else {}),
         }
         await self._succeed("/update_weights_from_distributed", body, flags.deadline_s)
 

@@ -34,6 +34,8 @@ POSITION_BYTES = 4
 class DeltaGroupTransport(GroupTransport):
     """A Transport (turnout.transfer.updater)."""
 
+    by_rank = False  # positions and values go to each engine's rank 0, which deals them out
+
     def __init__(self, store: WeightStore, clock: Clock, bucket_bytes: int, base: DeltaBase) -> None:
         super().__init__(store, clock, bucket_bytes)
         self.base = base

@@ -1,4 +1,5 @@
-"""Versions through a process group: the trainer is rank 0 and broadcasts, every rank of every engine receives.
+"""Versions through a process group: the trainer is rank 0. Every rank of a stock engine, and our engine of one
+rank, gets every tensor by broadcast; each rank of our engine of several gets its part only, from rank 0 to it.
 
 The backend is Gloo, made directly over a TCP store of the trainer under the keys that SGLang 0.5.23 looks for.
 Promises: the group is made at the first update and kept; after any failure, and when other engines take
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +27,12 @@ from turnout.core.ports import Clock
 from turnout.placement.tasks import together
 from turnout.serving.weights_client import BucketFlags, EngineWeights, Meeting
 from turnout.transfer.stream import DROP_DEADLINE_S, Bucket, StreamTransport
-from turnout.weights.buckets import Slot, pack
+from turnout.weights.buckets import Slot, pack, slots
+from turnout.weights.map_rules import Place
+from turnout.weights.slices import rank_bytes
 from turnout.weights.store import WeightStore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -35,16 +42,22 @@ class _Group:
     name: str
     members: tuple[str, ...]
     store: dist.TCPStore
+    places: list[tuple[int, Place]]  # group rank and part of every receiver; empty: all get everything
     backend: Any  # ProcessGroupGloo; torch's stubs know no methods of it
 
 
 class GroupTransport(StreamTransport):
     """See the module."""
 
+    by_rank = True  # whether engines of several ranks are sent what each of them needs
+
     def __init__(self, store: WeightStore, clock: Clock, bucket_bytes: int) -> None:
         super().__init__(store, clock, bucket_bytes)
         self._group: _Group | None = None
-        self._made = 0
+        self._tag, self._made = (
+            secrets.token_hex(4),
+            0,
+        )  # engines may still be in a group of an earlier trainer
 
     async def open(self, engines: Sequence[EngineWeights], deadline_s: float) -> None:
         members = tuple(engine.client.engine_id for engine in engines)
@@ -53,8 +66,11 @@ class GroupTransport(StreamTransport):
             return
         await self.close(engines)
         self._made += 1
-        name = f"turnout-{self._made}"
-        ranks = [await engine.ranks() for engine in engines]
+        name = f"turnout-{self._tag}-{self._made}"
+        places = [await engine.places() if self.by_rank else [] for engine in engines]
+        if not all(places):
+            places = [[] for _ in engines]
+        ranks = [len(part) if part else await engine.ranks() for engine, part in zip(engines, places)]
         world = 1 + sum(ranks)
         limit = timedelta(seconds=deadline_s)
         host = own_address(engines[0].client.address.host)
@@ -63,17 +79,40 @@ class GroupTransport(StreamTransport):
         except RuntimeError as fault:
             raise WeightError(f"no meeting point for a group can be opened on {host}: {fault}") from fault
         offsets = [1 + sum(ranks[:at]) for at in range(len(ranks))]
-        meetings = [Meeting(name, host, store.port, offset, world) for offset in offsets]
+        members_of = [max(1, len(part)) for part in places]
+        meetings = [
+            Meeting(name, host, store.port, offset, world, count)
+            for offset, count in zip(offsets, members_of)
+        ]
         joins = [engine.join(meeting, deadline_s) for engine, meeting in zip(engines, meetings)]
         mine = asyncio.to_thread(_backend, store, name, world, limit)
-        self._group = _Group(name, members, store, None)  # from here on `close` tells the engines to leave it
+        mine_of = [(offset + place.rank, place) for offset, part in zip(offsets, places) for place in part]
+        log.info(
+            "group %s: %s", name, f"{len(mine_of)} ranks get their parts" if mine_of else "all get everything"
+        )
+        self._group = _Group(
+            name, members, store, mine_of, None
+        )  # from here on `close` tells the engines to leave it
         *_, backend = await together([*joins, mine])
         self._group.backend = backend
 
     async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
+        if self._group is not None and self._group.places:
+            await self._send_parts(self._group, bucket, engines, flags)
+            return
         data = torch.empty(sum(tensor.nbytes for tensor in bucket), dtype=torch.uint8)
-        slots: list[Slot] = await asyncio.to_thread(pack, bucket, np.asarray(data))
-        await self.broadcast(data, flags, lambda each, name: each.through_group(name, slots, flags), engines)
+        placed: list[Slot] = await asyncio.to_thread(pack, bucket, np.asarray(data))
+        await self.broadcast(data, flags, lambda each, name: each.through_group(name, placed, flags), engines)
+
+    async def _send_parts(
+        self, group: _Group, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags
+    ) -> None:
+        whole = slots((tensor.name, tensor.dtype, tensor.shape) for tensor in bucket)
+        parts = await asyncio.to_thread(_parts, bucket, group.places)
+        limit = timedelta(seconds=flags.deadline_s)
+        mine = asyncio.to_thread(_send_each, group.backend, parts, limit)
+        calls = [engine.through_group(group.name, whole, flags, by_rank=True) for engine in engines]
+        await together([*calls, mine])
 
     async def broadcast(
         self,
@@ -93,6 +132,20 @@ class GroupTransport(StreamTransport):
             return
         group, self._group = self._group, None
         await asyncio.gather(*(engine.leave(group.name, DROP_DEADLINE_S) for engine in engines))
+
+
+def _parts(bucket: Bucket, places: Sequence[tuple[int, Place]]) -> list[tuple[int, torch.Tensor]]:
+    """By group rank, its bytes of the bucket. Ranks of different engines that hold the same share them."""
+    made = {place: torch.from_numpy(rank_bytes(bucket, place)) for place in {place for _, place in places}}
+    return [(rank, made[place]) for rank, place in places if made[place].numel()]
+
+
+def _send_each(backend: Any, parts: Sequence[tuple[int, torch.Tensor]], limit: timedelta) -> None:
+    try:
+        for work in [backend.send([data], rank, 0) for rank, data in parts]:
+            work.wait(limit)
+    except RuntimeError as fault:
+        raise WeightError(f"sending to the ranks failed: {fault}") from fault
 
 
 def own_address(engine_host: str) -> str:

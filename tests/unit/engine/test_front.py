@@ -109,7 +109,9 @@ class SlowCompute:
         self.settings = EngineSettings(MODEL)
         self.go, self.entered = threading.Event(), threading.Event()
         self.core = SimpleNamespace(
-            weights=SimpleNamespace(stage_folder=self.stage_folder, audit=lambda _stop: -1), fenced=None
+            weights=SimpleNamespace(stage_folder=self.stage_folder, audit=lambda _stop: -1),
+            fenced=None,
+            runner=None,
         )
         self.attested = Attested("w", "a" * 32, 0.0)
         self.fault: WeightError | None = None
