@@ -19,6 +19,7 @@ from turnout.transfer.outcomes import outcomes
 from turnout.transfer.transport import Export, Ready
 from turnout.transfer.worker import Worker
 from turnout.weights.loadable import check_loadable
+from turnout.weights.manifest import DELTA, load_manifest
 from turnout.weights.store import WeightStore
 
 
@@ -94,7 +95,9 @@ class DiskTransport:
         if not engine.stages:
             await self._check(folder, deadline_s)
         left = max(0.001, end - self.clock.now())
-        return await engine.update_from_disk(str(folder), version.label, left)
+        kind = (await asyncio.to_thread(load_manifest, folder)).kind
+        load_format = "delta" if kind == DELTA else "auto"  # the cheapest route from what the engine holds
+        return await engine.update_from_disk(str(folder), version.label, left, load_format)
 
     async def _check(self, folder: Path, deadline_s: float) -> None:
         await self._worker.run(f"{folder} to be checked", lambda: check_loadable(folder), deadline_s)

@@ -352,3 +352,16 @@ def test_nothing_grows_over_50_updates(way: str, tmp_path: Path) -> None:
         assert len(d.store.versions()) < 20
 
     on(tmp_path, way, use, keep_all=False)
+
+
+def test_a_joiner_asks_for_the_cheapest_route_where_the_current_version_is_a_delta(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        version = await d.update(few(finite_model(), 1), 1)
+        d.engines[1].hold(finite_model())
+        d.engines[1].script("/update_weights_from_disk", Answer(200, {"success": True, "message": ""}))
+        assert not await d.updater.join(d.updater.fleet.engines["e1"], 10.0)  # it says so, and holds the base
+        (sent,) = d.engines[1].sent("/update_weights_from_disk")
+        assert sent["load_format"] == "delta" and sent["weight_version"] == version.label
+        assert d.updater.fleet.fenced == {"e1"}
+
+    on(tmp_path, "disk", use)
