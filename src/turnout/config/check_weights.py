@@ -106,7 +106,7 @@ def engines_of_an_update(c: RunConfig) -> Iterator[Fault]:
 def checkpoint_engine_can_run(c: RunConfig) -> Iterator[Fault]:
     if c.update_weight_transport != "checkpoint-engine":
         return
-    reasons = []
+    reasons: list[str] = []
     if c.engine != "sglang":
         reasons.append("only SGLang has its receiver")
     elif c.sglang_device != "cuda":
