@@ -63,15 +63,13 @@ INLINE void move(uint64_t *sums, const char *positions, const uint64_t *before, 
     for (int64_t i = 0; i < count; i++) {
         uint64_t at = (uint64_t)position(positions, i, wide);
         if (width == 8) { /* counts as two elements of 4 bytes */
-            uint64_t p = place(2 * at), q = place(2 * at + 1), half = 0xffffffffULL;
-            lo += first(p ^ (after[i] & half)) - first(p ^ (before[i] & half));
-            lo += first(q ^ (after[i] >> 32)) - first(q ^ (before[i] >> 32));
-            hi += second(p ^ (after[i] & half)) - second(p ^ (before[i] & half));
-            hi += second(q ^ (after[i] >> 32)) - second(q ^ (before[i] >> 32));
+            uint64_t half = 0xffffffffULL;
+            uint64_t low = (after[i] & half) - (before[i] & half), high = (after[i] >> 32) - (before[i] >> 32);
+            lo += digest_factor(2 * at, 0) * low + digest_factor(2 * at + 1, 0) * high;
+            hi += digest_factor(2 * at, 1) * low + digest_factor(2 * at + 1, 1) * high;
         } else {
-            uint64_t p = place(at);
-            lo += first(p ^ after[i]) - first(p ^ before[i]);
-            hi += second(p ^ after[i]) - second(p ^ before[i]);
+            lo += digest_factor(at, 0) * (after[i] - before[i]);
+            hi += digest_factor(at, 1) * (after[i] - before[i]);
         }
     }
     sums[0] += lo;

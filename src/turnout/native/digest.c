@@ -1,6 +1,6 @@
-/* Tensor digest: two independent sums modulo 2^64 over the elements of a strong mix of (flat position, bit
-   pattern). A sum, so shards add up and a change is a subtraction and an addition. The reference and the
-   definition are in turnout/weights/digest.py. */
+/* Tensor digest: two sums modulo 2^64, over all elements, of a factor of the flat position times the bit pattern.
+   A sum, so shards add up and a change adds its factor times the difference. The reference and the definition are
+   in turnout/weights/digest.py. */
 
 #include "digest.h"
 /* Twice as fast in 512-bit vectors, which compilers do not choose by themselves. */
@@ -11,15 +11,39 @@
 #include "products.h"
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-#define SUM(NAME, TYPE)                                                                                   \
-    void NAME(const TYPE *values, int64_t count, uint64_t start, uint64_t *out) {                         \
+uint32_t turnout_digest_table[2][DIGEST_RUN];
+
+__attribute__((constructor)) static void fill(void) {
+    for (uint64_t i = 0; i < 2 * DIGEST_RUN; i++)
+        turnout_digest_table[i / DIGEST_RUN][i % DIGEST_RUN] = (uint32_t)(digest_mix(i + 1) >> 32);
+}
+
+/* SHARE adds elements of one run, the first of them at the flat position `at`. */
+#define SUM(NAME, SHARE, TYPE)                                                                            \
+    static inline void SHARE(const TYPE *restrict values, int64_t count, uint64_t at, uint64_t *sums) {   \
+        const uint32_t *restrict one = turnout_digest_table[0] + at % DIGEST_RUN;                         \
+        const uint32_t *restrict two = turnout_digest_table[1] + at % DIGEST_RUN;                         \
         uint64_t lo = 0, hi = 0;                                                                          \
-        _Pragma("omp parallel for schedule(static) reduction(+ : lo, hi) if (count > 262144)")            \
         for (int64_t i = 0; i < count; i++) {                                                             \
-            uint64_t x = place(start + (uint64_t)i) ^ (uint64_t)values[i];                                \
-            lo += first(x);                                                                               \
-            hi += second(x);                                                                              \
+            lo += (uint64_t)one[i] * (uint32_t)values[i];                                                 \
+            hi += (uint64_t)two[i] * (uint32_t)values[i];                                                 \
+        }                                                                                                 \
+        sums[0] += digest_key(at / DIGEST_RUN, 0) * lo;                                                   \
+        sums[1] += digest_key(at / DIGEST_RUN, 1) * hi;                                                   \
+    }                                                                                                     \
+    void NAME(const TYPE *values, int64_t count, uint64_t start, uint64_t *out) {                         \
+        uint64_t lo = 0, hi = 0, end = start + (uint64_t)count;                                           \
+        uint64_t runs = count ? (end - 1) / DIGEST_RUN - start / DIGEST_RUN + 1 : 0;                      \
+        _Pragma("omp parallel for schedule(static) reduction(+ : lo, hi) if (count > 262144)")            \
+        for (uint64_t r = 0; r < runs; r++) {                                                             \
+            uint64_t begin = (start / DIGEST_RUN + r) * DIGEST_RUN, stop = begin + DIGEST_RUN, sums[2] = {0, 0}; \
+            if (begin < start) begin = start;                                                             \
+            if (stop > end) stop = end;                                                                   \
+            SHARE(values + (begin - start), (int64_t)(stop - begin), begin, sums);                        \
+            lo += sums[0];                                                                                \
+            hi += sums[1];                                                                                \
         }                                                                                                 \
         out[0] = lo;                                                                                      \
         out[1] = hi;                                                                                      \
@@ -37,29 +61,33 @@
         out[1] = hi;                                                                                      \
     }
 
-SUM(turnout_digest_u8, uint8_t)
-SUM(turnout_digest_u16, uint16_t)
-SUM(turnout_digest_u32, uint32_t)
+SUM(turnout_digest_u8, share_u8, uint8_t)
+SUM(turnout_digest_u16, share_u16, uint16_t)
+SUM(turnout_digest_u32, share_u32, uint32_t)
 
 /* The matrix [n][k] as native/products.c packs it: same sums as over its rows. */
 void turnout_digest_packed(const uint16_t *packed, int64_t n, int64_t k, int64_t first_block, int64_t step, uint64_t *out) {
     int64_t depth = (k + DEPTH - 1) / DEPTH, blocks = (n + TILE - 1) / TILE;
-    uint64_t lo = 0, hi = 0, offset[TILE * 2];
-    for (int i = 0; i < TILE * 2; i++) offset[i] = (uint64_t)(i / 2) * (uint64_t)k + (uint64_t)(i % 2);
+    uint64_t lo = 0, hi = 0;
 #pragma omp parallel for schedule(static) reduction(+ : lo, hi) if (n * k > 262144)
     for (int64_t b = 0; b < blocks; b++) {
         const uint16_t *block = packed + (first_block + b * step) * depth * TILE * DEPTH;
         int64_t rows = n - b * TILE < TILE ? n - b * TILE : TILE;
-        for (int64_t pair = 0; pair * 2 < k; pair++) {
-            uint64_t at = (uint64_t)(b * TILE * k + pair * 2);
-            int64_t odd = pair * 2 + 1 == k; /* the last input of an odd number has padding beside it */
-            for (int64_t i = 0; i < rows * 2; i++) {
-                uint64_t x = place(at + offset[i]) ^ (uint64_t)block[pair * TILE * 2 + i];
-                uint64_t live = (uint64_t)0 - (uint64_t)!(odd && i % 2);
-                lo += first(x) & live;
-                hi += second(x) & live;
+        uint64_t sums[2] = {0, 0};
+        for (int64_t r = 0; r < rows; r++) {
+            uint16_t line[DIGEST_RUN + 2]; /* what one run has of the row; it may begin with the second of a pair */
+            uint64_t start = (uint64_t)((b * TILE + r) * k);
+            for (int64_t i = 0, stop; i < k; i = stop) {
+                uint64_t at = start + (uint64_t)i;
+                int64_t left = DIGEST_RUN - (int64_t)(at % DIGEST_RUN), odd = i % 2;
+                stop = i + left < k ? i + left : k;
+                const uint16_t *pair = block + (i - odd) * TILE + r * 2;
+                for (int64_t p = 0; p < (stop - i + odd + 1) / 2; p++) memcpy(line + 2 * p, pair + p * TILE * 2, 4);
+                share_u16(line + odd, stop - i, at, sums);
             }
         }
+        lo += sums[0];
+        hi += sums[1];
     }
     out[0] = lo;
     out[1] = hi;

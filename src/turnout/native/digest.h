@@ -1,25 +1,23 @@
-/* The mixes of an element of the tensor digest, shared by the C files of this folder. Definition and reference:
+/* What an element of a tensor counts in its digest, shared by the C files of this folder. Definition and reference:
    turnout/weights/digest.py. */
 #ifndef TURNOUT_DIGEST_H
 #define TURNOUT_DIGEST_H
 #include <stdint.h>
 
-#define M1 0xff51afd7ed558ccdULL
-#define M2 0xc4ceb9fe1a85ec53ULL
-#define M3 0x9e3779b97f4a7c15ULL
-#define M4 0xd6e8feb86659fd93ULL
+#define DIGEST_RUN 1024 /* positions that share a key */
 
-static inline uint64_t first(uint64_t x) {
-    x ^= x >> 33; x *= M1; x ^= x >> 33; x *= M2; x ^= x >> 33;
+extern uint32_t turnout_digest_table[2][DIGEST_RUN];
+
+static inline uint64_t digest_mix(uint64_t x) {
+    x ^= x >> 33; x *= 0xff51afd7ed558ccdULL; x ^= x >> 33; x *= 0xc4ceb9fe1a85ec53ULL; x ^= x >> 33;
     return x;
 }
 
-static inline uint64_t second(uint64_t x) {
-    x = (x + M3) * M4; x ^= x >> 32; x *= M4; x ^= x >> 29;
-    return x;
-}
+static inline uint64_t digest_key(uint64_t run, int sum) { return digest_mix(~(2 * run + (uint64_t)sum)) | 1; }
 
-/* What the flat position of an element gives to the mix; the element's bits are xor-ed to it. */
-static inline uint64_t place(uint64_t at) { return (at << 32) ^ ((at >> 32) * M3); }
+/* Sum `sum` (0 or 1) of the digest has this times the bits of the element at the flat position `at`. */
+static inline uint64_t digest_factor(uint64_t at, int sum) {
+    return digest_key(at / DIGEST_RUN, sum) * turnout_digest_table[sum][at % DIGEST_RUN];
+}
 
 #endif

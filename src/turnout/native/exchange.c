@@ -1,5 +1,5 @@
-/* Changed elements into live weights, and what the tensor's digest moves by: both sums of digest.c over (position,
-   pattern) after the write, less those before it, from values read in the target itself. The reference is in
+/* Changed elements into live weights, and what the tensor's digest moves by: both sums of digest.c after the write,
+   less those before it, from values read in the target itself. The reference is in
    turnout/engine/patches.py. */
 
 #include "digest.h"
@@ -26,10 +26,10 @@
                 for (int64_t i = 0; i < n; i++) after[i] = bits[start + i];                               \
             }                                                                                             \
             for (int64_t i = 0; i < n; i++) {                                                             \
-                uint64_t key = place((uint64_t)positions[start + i]);                                     \
-                uint64_t x = key ^ (uint64_t)(after[i] >> shift), y = key ^ (uint64_t)(before[i] >> shift); \
-                lo += first(x) - first(y);                                                                \
-                hi += second(x) - second(y);                                                              \
+                uint64_t at = (uint64_t)positions[start + i];                                             \
+                uint64_t moved = (uint64_t)(after[i] >> shift) - (uint64_t)(before[i] >> shift);          \
+                lo += digest_factor(at, 0) * moved;                                                       \
+                hi += digest_factor(at, 1) * moved;                                                       \
             }                                                                                             \
         }                                                                                                 \
         out[0] = lo;                                                                                      \

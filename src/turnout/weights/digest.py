@@ -1,9 +1,11 @@
 """Digests of weights by content (docs/architecture.md, "Version identity").
 
-Tensor digest: the pair of sums modulo 2^64, over all elements, of two mixes of x = (flat position << 32)
-xor (position >> 32) * K xor bit pattern, then mixed with dtype, shape and element count. A sum, so it can be
-computed from shards (each with its first flat position) without gathering, and moved by a change without
-rereading the tensor. 8-byte elements count as two of 4 bytes. It catches accidents, not adversaries.
+Tensor digest: the pair of sums modulo 2^64, over all elements, of factor(flat position) x bit pattern, then mixed
+with dtype, shape and element count. With fmix64 of MurmurHash3 as `mix`, sum s (0 or 1) has at position p the
+factor (mix(not (2 (p div 1024) + s)) or 1) x (mix(1024 s + p mod 1024 + 1) >> 32): multilinear hashing, its factors
+fixed numbers without a pattern. A sum, so it can be computed from shards (each with its first flat position), not
+gathered, and moved by a change without rereading the tensor. 8-byte elements count as two of 4 bytes. It catches
+accidents, not adversaries.
 
 Root digest: blake2b over the sorted lines "name dtype shape digest", 32 hex digits.
 """
@@ -24,8 +26,7 @@ from turnout.weights.tensors import HostTensor
 Sums = tuple[int, int]
 _MASK = (1 << 64) - 1
 _BLOCK = 1 << 20
-_M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
-_M3, _M4 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_RUN = np.uint64(1024)
 
 
 def element_sums(bits: NDArray[np.unsignedinteger], first_position: int = 0) -> Sums:
@@ -75,11 +76,8 @@ def changed_sums(
     if before.dtype == np.uint64:
         positions = np.repeat(positions.astype(np.int64) * 2, 2) + np.tile([0, 1], positions.size)
         before, after = before.view(np.uint32), after.view(np.uint32)
-    lo, hi = 0, 0
-    for bits, sign in ((after, 1), (before, -1)):
-        part = _mix(positions.astype(np.uint64), bits.astype(np.uint64))
-        lo, hi = lo + sign * part[0], hi + sign * part[1]
-    return lo & _MASK, hi & _MASK
+    moved = after.astype(np.uint64) - before.astype(np.uint64)
+    return _weighted(positions.astype(np.uint64), moved)
 
 
 def add(left: Sums, right: Sums) -> Sums:
@@ -120,20 +118,22 @@ def _reference_sums(bits: NDArray[np.unsignedinteger], first_position: int) -> S
     for start in range(0, bits.size, _BLOCK):
         piece = bits[start : start + _BLOCK].astype(np.uint64)
         positions = np.arange(first_position + start, first_position + start + piece.size, dtype=np.uint64)
-        part = _mix(positions, piece)
+        part = _weighted(positions, piece)
         lo, hi = lo + part[0], hi + part[1]
     return lo & _MASK, hi & _MASK
 
 
-def _mix(positions: NDArray[np.uint64], bits: NDArray[np.uint64]) -> Sums:
-    x = (positions << np.uint64(32)) ^ ((positions >> np.uint64(32)) * _M3) ^ bits
-    a = x ^ (x >> np.uint64(33))
-    a *= _M1
-    a ^= a >> np.uint64(33)
-    a *= _M2
-    a ^= a >> np.uint64(33)
-    b = (x + _M3) * _M4
-    b ^= b >> np.uint64(32)
-    b *= _M4
-    b ^= b >> np.uint64(29)
-    return int(a.sum(dtype=np.uint64)), int(b.sum(dtype=np.uint64))
+def _weighted(positions: NDArray[np.uint64], bits: NDArray[np.uint64]) -> Sums:
+    """Both sums of factor x bits, modulo 2^64."""
+    found = []
+    for which in (np.uint64(0), np.uint64(1)):
+        keys = _mix(~(np.uint64(2) * (positions // _RUN) + which)) | np.uint64(1)
+        steps = _mix(_RUN * which + positions % _RUN + np.uint64(1)) >> np.uint64(32)
+        found.append(int((keys * steps * bits).sum(dtype=np.uint64)))
+    return found[0], found[1]
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ (x >> np.uint64(33))
