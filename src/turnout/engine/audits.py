@@ -12,6 +12,7 @@ import logging
 import threading
 
 from turnout.core.errors import WeightError
+from turnout.engine.background import in_background
 from turnout.engine.loop import ComputeThread
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Audits:
     async def _audit(self) -> None:
         weights = self._compute.core.weights
         try:
-            generation = await asyncio.to_thread(weights.audit, self._stop)
+            generation = await in_background(weights.audit, self._stop)
         except WeightError as fault:
             reason = str(fault)
             log.critical("the audit of digests failed: %s", reason)

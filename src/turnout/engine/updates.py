@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from turnout.core.errors import EngineBusy, WeightError
 from turnout.core.version import label_counter
 from turnout.engine.audits import Audits
+from turnout.engine.background import in_background
 from turnout.engine.core import Activated, Activation
 from turnout.engine.delta import ChangeStaging, stage_version
 from turnout.engine.loop import ComputeThread
@@ -167,7 +168,7 @@ class Updates:
             )
 
         try:
-            return await asyncio.to_thread(stage)
+            return await in_background(stage)
         except WeightError:
             self.audits.failed()
             raise
@@ -191,7 +192,7 @@ class Updates:
 
     async def _from_tensors(self, read: Read, flags: Flags) -> Activated:
         staging = Staging(self._compute.core.weights)
-        await asyncio.to_thread(_stage, staging, _adding(staging, read))
+        await in_background(_stage, staging, _adding(staging, read))
         return await self._activate(*await self._sealed(staging, flags), flags)
 
     async def _staged(self, session: _Session, take: Callable[[], None], flags: Flags) -> None:
@@ -200,7 +201,7 @@ class Updates:
                 raise WeightError("the update ended before these tensors were taken")
             self._rearm(session, waits=False)
             try:
-                await asyncio.to_thread(_stage, session.staging, take)
+                await in_background(_stage, session.staging, take)
             except WeightError as fault:
                 session.fault = str(fault)
                 raise
@@ -237,7 +238,7 @@ class Updates:
 
     async def _sealed(self, staging: Staging | ChangeStaging, flags: Flags) -> tuple[Staged, str]:
         needs_all = self._compute.core.memory.stale is not None
-        staged = await asyncio.to_thread(staging.seal, needs_all)
+        staged = await in_background(staging.seal, needs_all)
         return staged, _label(flags, staged)
 
     async def _activate(self, staged: Staged, label: str, flags: Flags) -> Activated:

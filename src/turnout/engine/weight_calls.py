@@ -14,6 +14,7 @@ from aiohttp import web
 
 from turnout.core.errors import WeightError
 from turnout.engine import update_requests as bodies
+from turnout.engine.background import in_background
 from turnout.engine.control import COMMAND_DEADLINE_S, ControlCalls, told
 from turnout.engine.loop import ComputeThread
 from turnout.engine.memory import TAGS, WEIGHTS
@@ -82,7 +83,7 @@ class WeightCalls(ControlCalls):
         return {"message": message, "ranks": [rank], "per_engine_checksum": root_digest(lines)}
 
     async def _live(self, skip: tuple[str, ...]) -> dict[str, Line]:
-        found = await asyncio.to_thread(self.compute.core.weights.verify)
+        found = await in_background(self.compute.core.weights.verify)
         return {name: line for name, line in found.items() if not _skipped(name, skip)}
 
     async def _reset(self, skip: tuple[str, ...]) -> dict[str, Any]:
