@@ -16,7 +16,7 @@ from pathlib import Path
 
 from turnout.core.errors import WeightError
 from turnout.weights.digest import root_digest, tensor_digest
-from turnout.weights.safetensors_file import read_file, write_hashed
+from turnout.weights.safetensors_file import checksum, read_file, write_file
 from turnout.weights.tensors import HostTensor
 
 INDEX = "model.safetensors.index.json"
@@ -70,23 +70,25 @@ def read_checkpoint(folder: Path) -> Iterator[HostTensor]:
 
 
 def write_checkpoint(folder: Path, tensors: Iterable[HostTensor], shard_bytes: int) -> Written:
-    """Writes shards of at most `shard_bytes` (a larger tensor gets its own) and the index. A shard is written,
-    synced and hashed in a thread of its own while its tensors are digested and the next ones gathered: two
+    """Writes shards of at most `shard_bytes` (a larger tensor gets its own) and the index. A shard is written
+    and synced in a thread of its own while its tensors are digested and hashed and the next ones gathered: two
     shards' tensors are held at a time. Index and folder are not synced here."""
     entries: dict[str, tuple[str, tuple[int, ...], str, int]] = {}
     shard: list[HostTensor] = []
     parts: list[Path] = []
     sums: list[str] = []
     with ThreadPoolExecutor(1, "shard") as thread:
-        writing: list[Future[str]] = []
+        writing: list[Future[None]] = []
 
         def flush() -> None:
-            sums.extend(job.result() for job in writing)
+            for job in writing:
+                job.result()
             parts.append(folder / f"part-{len(parts):05d}")
             writing[:] = [thread.submit(_write_synced, parts[-1], list(shard))]
             for tensor in shard:
                 digest = tensor_digest(tensor)
                 entries[tensor.name] = (tensor.dtype, tensor.shape, digest, len(parts) - 1)
+            sums.append(checksum(shard))
             shard.clear()
 
         for tensor in tensors:
@@ -96,7 +98,7 @@ def write_checkpoint(folder: Path, tensors: Iterable[HostTensor], shard_bytes: i
                 flush()
             shard.append(tensor)
         flush()
-        sums.extend(job.result() for job in writing)
+        writing[0].result()
     names = (
         [SINGLE]
         if len(parts) == 1
@@ -117,15 +119,13 @@ def write_checkpoint(folder: Path, tensors: Iterable[HostTensor], shard_bytes: i
     return Written(files, listed, root, dict(zip(names, sums)))
 
 
-def _write_synced(path: Path, tensors: list[HostTensor]) -> str:
-    """Writes and syncs one file; returns its blake3."""
-    checksum = write_hashed(path, tensors)[1]
+def _write_synced(path: Path, tensors: list[HostTensor]) -> None:
+    write_file(path, tensors)
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-    return checksum
 
 
 def copy_assets(source: Path, target: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +51,19 @@ def views(path: Path, data: NDArray[np.uint8]) -> Iterator[HostTensor]:
 
 def write_file(path: Path, tensors: Sequence[HostTensor]) -> int:
     """Writes the tensors in the given order (not synced); returns the file's bytes."""
-    return write_hashed(path, tensors)[0]
+    with path.open("wb") as file:
+        return sum(file.write(piece) for piece in _pieces(tensors))
 
 
-def write_hashed(path: Path, tensors: Sequence[HostTensor]) -> tuple[int, str]:
-    """As `write_file`; also the blake3 of what was written, 64 hex digits, taken on the way."""
+def checksum(tensors: Sequence[HostTensor]) -> str:
+    """blake3 of the file that `write_file` makes of the tensors, 64 hex digits."""
+    hasher = blake3(max_threads=1)
+    for piece in _pieces(tensors):
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _pieces(tensors: Sequence[HostTensor]) -> Iterator[bytes | memoryview]:
     rows: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -68,13 +75,9 @@ def write_hashed(path: Path, tensors: Sequence[HostTensor]) -> tuple[int, str]:
         offset += tensor.nbytes
     header = json.dumps(rows, separators=(",", ":")).encode()
     header += b" " * (-(len(header) + 8) % ALIGNMENT)
-    hasher = blake3(max_threads=1)
-    data = (np.ascontiguousarray(tensor.bits).view(np.uint8).data for tensor in tensors)
-    with path.open("wb") as file:
-        for piece in chain((len(header).to_bytes(8, "little") + header,), data):
-            file.write(piece)
-            hasher.update(piece)
-    return 8 + len(header) + offset, hasher.hexdigest()
+    yield len(header).to_bytes(8, "little") + header
+    for tensor in tensors:
+        yield np.ascontiguousarray(tensor.bits).view(np.uint8).data
 
 
 def _header(path: Path, data: NDArray[Any]) -> tuple[int, dict[str, Any]]:
