@@ -84,6 +84,8 @@ class WeightCalls(ControlCalls):
 
     async def _live(self, skip: tuple[str, ...]) -> dict[str, Line]:
         found = await in_background(self.compute.core.weights.verify)
+        if not found:  # an audit may have come first
+            raise WeightError(f"it is not known what is held: {self.compute.core.fenced}")
         return {name: line for name, line in found.items() if not _skipped(name, skip)}
 
     async def _reset(self, skip: tuple[str, ...]) -> dict[str, Any]:

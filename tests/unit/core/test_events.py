@@ -15,6 +15,7 @@ SAMPLES: dict[Any, Any] = {
     str: 'tëxt\u2028"\n',
     int: 1 << 60,
     float: 0.1,
+    bool: True,
     int | None: None,
     list[str]: ["a", ""],
     list[float]: [0.0, -1.5e-300],
