@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +36,6 @@ from benchmarks.versions import CACHE, RATES, STATES, WARM_STEPS, Pair, pair
 from turnout.weights.changes import Bits, Change, compare, overwrite_all
 from turnout.weights.codecs.codec import Encoded, Head
 from turnout.weights.codecs.registry import CODECS, codec
-from turnout.weights.delta_io import in_order
 
 BLOCK = 1 << 21  # elements that a thread copies, or compresses, at a time
 CHECK = CACHE / "steady_check.json"  # what `benchmarks.versions --check` found
@@ -97,12 +95,10 @@ class Case:
         """`found` is what the manifest says; positions and bits come from the encoded bytes."""
         decode = codec(name).decoder(encoded.shared)
         changed = [(c, target) for c, target in zip(found, self._target) if c.count]
-        needs_base = codec(name).needs_base
-        jobs = [
-            partial(decode, part, Head(c.name, c.dtype, c.shape, c.count), target if needs_base else None)
-            for (c, target), part in zip(changed, encoded.parts, strict=True)
-        ]
-        decoded = [(target, change) for (_, target), change in zip(changed, in_order(jobs))]
+        decoded = []
+        for (change, target), part in zip(changed, encoded.parts, strict=True):
+            head = Head(change.name, change.dtype, change.shape, change.count)
+            decoded.append((target, decode(part, head, target if codec(name).needs_base else None)))
         overwrite_all(decoded)
 
     def _xor_zstd(self, block: tuple[int, slice]) -> int:

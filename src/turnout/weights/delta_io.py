@@ -9,11 +9,8 @@ before and after, and counts stand in the manifest (turnout.weights.manifest).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +26,6 @@ from turnout.weights.safetensors_file import read_file, write_file
 from turnout.weights.tensors import HostTensor
 
 SHARED = "__shared__"
-DECODERS = 2  # threads; each needs the base of one tensor at hand
 
 
 @dataclass(frozen=True)
@@ -80,27 +76,8 @@ def write_delta(folder: Path, deltas: Iterable[TensorDelta], encoding: str, buck
 
 def read_delta(folder: Path, manifest: WeightManifest, base: Callable[[str], Bits]) -> Iterator[Change]:
     """The changes of a delta version, one tensor at a time, in file order; `base` gives a tensor's bits
-    [elements] before the change and is called, a few tensors ahead, where the encoding needs them. Raises
-    WeightError for bytes that cannot be what the manifest says; that they are the right ones is what the digests
-    tell."""
-    yield from in_order(_decodings(folder, manifest, base))
-
-
-def in_order(jobs: Iterable[Callable[[], Change]]) -> Iterator[Change]:
-    """What the jobs return or raise, in their order; DECODERS of them are at work while one is used."""
-    with ThreadPoolExecutor(DECODERS) as pool:
-        running: deque[Future[Change]] = deque()
-        for job in jobs:
-            running.append(pool.submit(job))
-            if len(running) > DECODERS:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-
-
-def _decodings(
-    folder: Path, manifest: WeightManifest, base: Callable[[str], Bits]
-) -> Iterator[Callable[[], Change]]:
+    [elements] before the change and is called where the encoding needs them. Raises WeightError for bytes that
+    cannot be what the manifest says; that they are the right ones is what the digests tell."""
     encoding = codec(manifest.encoding)
     placed = {name: entry for name, entry in manifest.tensors.items() if entry.count}
     seen: set[str] = set()
@@ -116,7 +93,6 @@ def _decodings(
             seen.add(blob.name)
             decode = decode if decode is not None else encoding.decoder(np.zeros(0, np.uint8))
             head = Head(blob.name, entry.dtype, entry.shape, entry.count)
-            before = base(blob.name) if encoding.needs_base else None
-            yield partial(decode, blob.bits.view(np.uint8), head, before)
+            yield decode(blob.bits.view(np.uint8), head, base(blob.name) if encoding.needs_base else None)
     if seen != set(placed):
         raise WeightError(f"{folder}: no file holds {sorted(set(placed) - seen)[:5]}")
