@@ -73,26 +73,22 @@ def _run(command: Command, rest: list[str]) -> int:
     debug = os.environ.get("TURNOUT_DEBUG") == "1"
     try:
         if command.help and any(word in ("-h", "--help") for word in rest):
-            return _print_help(cast("Callable[[], str]", _find(command.help))())
+            print(cast("Callable[[], str]", _find(command.help))(), flush=True)
+            return 0
         return cast("Callable[[list[str]], int]", _find(command.target))(rest)
     except TurnoutError as error:
         if debug:
             raise
         print(f"turnout: {error}", file=sys.stderr)
         return error.exit_status
+    except BrokenPipeError:  # the reader has gone, as in `turnout train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         if debug:
             raise
         print("turnout: interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def _print_help(text: str) -> int:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader has gone, as in `turnout train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _find(target: str) -> object:

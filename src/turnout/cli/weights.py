@@ -97,7 +97,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         faults = 0
         for verdict in (*fetched, *verify_store(root, arguments.base)):
             faults += bool(verdict.fault)
-            state = f"WRONG: {verdict.fault}" if verdict.fault else "right"
+            what = "WRONG" if verdict.reachable else "NOT PROVED"
+            state = f"{what}: {verdict.fault}" if verdict.fault else "right"
             print(f"{verdict.folder}  {verdict.label}  {state}")
     return WeightError.exit_status if faults else 0
 

@@ -59,7 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--once", action="store_true", help="end when the newest version of now is served")
     ends.add_argument("--until", metavar="VERSION", help="end when this version or a newer one is served")
-    add("--deadline", type=float, metavar="S", help="of --once and --until; exit status 7 after it")
+    add(
+        "--deadline",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="of --once and --until (default 600); exit status 7 after it",
+    )
     return parser
 
 
@@ -130,7 +136,7 @@ def _plan(arguments: argparse.Namespace) -> FollowPlan:
         arguments.poll_interval,
         arguments.engine_deadline,
         until,
-        arguments.deadline,
+        arguments.deadline if until is not None else None,
         pre_read=load_hook(PRE_READ, hook) if hook is not None else None,
     )
 

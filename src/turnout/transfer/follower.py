@@ -33,7 +33,7 @@ from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.transfer.followed_engine import FollowedEngine
 from turnout.weights.catalog import FOLLOWERS, Catalog, StoreReader
-from turnout.weights.chain import Route, cheapest
+from turnout.weights.chain import NoRoute, Route, cheapest
 from turnout.weights.hooks import Hook
 from turnout.weights.local_checkpoint import FETCH, VERIFY, LocalCheckpoint
 from turnout.weights.manifest import FULL, WeightManifest
@@ -115,6 +115,7 @@ class Follower:
         self._clock, self._phases, self._say = tools.clock, tools.phases, tools.say
         self._served: WeightVersion | None = None
         self._level = ""
+        self._alone: WeightVersion | None = None  # told last, where no engine is followed
         self._refused: Counter[str] = Counter()
         self._wrong_loads = 0
         self._unproved_since: float | None = None
@@ -152,6 +153,10 @@ class Follower:
             fault = str(found)
         if self._engine is not None and self.local.held is not None and not self._stop.is_set():
             fault = await self._serve(self._engine) or fault
+        held = self.local.held
+        if self._engine is None and held is not None and held != self._alone:
+            self._say(f"{held.label}  read {self._read} bytes  {self._phases.taken()}")
+            self._alone, self._read = held, 0
         if fault and fault != self._fault:
             self._say(f"{_label(self.local.held)} stays: {fault}")
         self._fault = fault
@@ -208,7 +213,13 @@ class Follower:
 
     def _route(self, catalog: Catalog, target: WeightVersion, held: WeightVersion | None) -> Route:
         sound = [m for m in catalog.usable() if self._refused[m.write_id] < FETCHES_MAX]
-        return cheapest(sound, target.root, held.root if held is not None else None)
+        try:
+            return cheapest(sound, target.root, held.root if held is not None else None)
+        except NoRoute as fault:
+            if held is not None:
+                raise
+            place = f"put the checkpoint that the run began with into {self.local.folder}"
+            raise NoRoute(f"{fault}; {place}, or wait for a full version") from fault
 
     def _fetch(self, manifest: WeightManifest, folder: Path) -> None:
         """Brings a version's files into `folder`, where those that are there already still count."""

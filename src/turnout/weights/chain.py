@@ -29,6 +29,10 @@ class Rates:
 RATES = Rates(1e9, 5e7)  # a local disk, and one core; only their ratio matters for which route is cheaper
 
 
+class NoRoute(WeightError):
+    """A version cannot be reached from what is held."""
+
+
 @dataclass(frozen=True)
 class Route:
     """Load `anchor` (None: begin with what is held), then apply the deltas in this order. A manifest's
@@ -55,7 +59,7 @@ def cheapest(
     versions: Sequence[WeightManifest], target: str, held: str | None, rates: Rates = RATES
 ) -> Route:
     """The route of least cost to the root digest `target` for who holds the root `held` (None: nothing that
-    counts). Raises WeightError where there is none."""
+    counts). Raises NoRoute where there is none."""
     routes: dict[str, Route] = {} if held is None else {held: Route(None, ())}
     for manifest in sorted(versions, key=lambda m: (m.version.counter, m.kind == DELTA)):
         root = manifest.version.root
@@ -70,5 +74,5 @@ def cheapest(
                 routes[root] = route
     if target not in routes:
         names = ", ".join(m.directory for m in versions) or "none"
-        raise WeightError(f"no way leads from {held} to {target}: the store holds {names}")
+        raise NoRoute(f"no way leads from {held} to {target}: the store holds {names}")
     return routes[target]

@@ -15,7 +15,7 @@ import numpy as np
 from blake3 import blake3
 
 from turnout.core.errors import WeightError
-from turnout.weights.chain import cheapest
+from turnout.weights.chain import NoRoute, cheapest
 from turnout.weights.changes import Bits, Change, overwrite
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_io import read_delta
@@ -113,9 +113,9 @@ class Walker:
         held, self._held = self._held, None
         try:
             route = cheapest(versions, target, held.root if held is not None else None)
-        except WeightError:
+        except NoRoute as fault:
             if self._base is None:
-                raise
+                raise NoRoute(f"{fault}; give --base, the checkpoint that the run began with") from fault
             held = Replica(self._base)
             route = cheapest(versions, target, held.root)
         if route.anchor is not None:
@@ -138,11 +138,13 @@ class Walker:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one folder; `fault` is empty where it is right."""
+    """What came of one folder; `fault` is empty where it is right. `reachable`: where not, the files are right and
+    nobody can tell of the weights, since their base is not at hand."""
 
     folder: str
     label: str
     fault: str = ""
+    reachable: bool = True
 
 
 def verify_store(root: Path, base: Path | None = None) -> Iterator[Verdict]:
@@ -162,7 +164,8 @@ def verify_store(root: Path, base: Path | None = None) -> Iterator[Verdict]:
             if manifest.kind == DELTA:
                 walker.prove(manifest, sound)
         except WeightError as fault:
-            yield Verdict(manifest.directory, manifest.version.label, str(fault))
+            reachable = not isinstance(fault, NoRoute)
+            yield Verdict(manifest.directory, manifest.version.label, str(fault), reachable)
         else:
             sound.append(manifest)
             yield Verdict(manifest.directory, manifest.version.label)

@@ -69,7 +69,10 @@ def test_every_root_is_proved_from_the_base(tmp_path: Path) -> None:
     root, base = chain_store(tmp_path)
     assert [verdict.fault for verdict in verify_store(root, base)] == [""] * 4
     unproved = list(verify_store(root))
-    assert all("no way leads from None" in verdict.fault for verdict in unproved)
+    assert all(
+        "no way leads from None" in verdict.fault and "--base" in verdict.fault for verdict in unproved
+    )
+    assert not any(verdict.reachable for verdict in unproved)
 
 
 def test_a_delta_that_does_not_make_what_it_claims_is_found(tmp_path: Path) -> None:
@@ -166,7 +169,7 @@ def test_the_command_lists_verifies_and_compacts(tmp_path: Path, capsys: pytest.
     assert "indices" in rows["weight_v000002"] and "published, no folder" in out
     assert command(["verify", str(root), "--base", str(base)]) == WeightError.exit_status
     out = capsys.readouterr().out
-    assert "weight_v000003    WRONG" in out and "no way leads" in out
+    assert "weight_v000003    WRONG" in out and "NOT PROVED: no way leads" in out
     assert out.count("right") == 3, "the fold leads around the missing one"
     assert command(["verify", str(root / "weight_v000002")]) == 0
 
