@@ -193,7 +193,13 @@ LIES: dict[str, tuple[Lie, list[str]]] = {
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_is_found_out(real, name, tmp_path):
     lie, names = LIES[name]
-    seen = results(real.url, lie, names, tmp_path)
+    for attempt in range(
+        3
+    ):  # one check goes by the pace of tokens, which other work on the machine may change
+        (tmp_path / str(attempt)).mkdir()
+        seen = results(real.url, lie, names, tmp_path / str(attempt))
+        if all(result is Result.FAILED for result, _ in seen.values()):
+            break
     assert {check: result for check, (result, _) in seen.items()} == dict.fromkeys(names, Result.FAILED), seen
 
 
