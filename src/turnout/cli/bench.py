@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import tempfile
 from pathlib import Path
 
-from turnout.core.errors import ConfigError, Fault
+from turnout.cli.options import token_from
 
 BENCHES = {"conformance": "a black-box suite for any engine that speaks SGLang's API"}
 TINY = "tiny:llama"
@@ -67,7 +66,7 @@ def _conformance(arguments: argparse.Namespace) -> int:
             only=tuple(arguments.only),
             flags=tuple(f"--{flag}" for flag in arguments.engine_flag),
             pair=tuple(arguments.pd_peer) if arguments.pd_peer else None,
-            token=_token(arguments.admin_token_env),
+            token=token_from(arguments.admin_token_env, "--admin-token-env"),
         )
         report = asyncio.run(conformance(plan, RealClock(), say))
     if arguments.json is not None:
@@ -82,12 +81,3 @@ def _model(text: str | None) -> Path | None:
     from turnout.train.model_zoo import resolve_checkpoint
 
     return resolve_checkpoint(text)
-
-
-def _token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    found = os.environ.get(variable)
-    if not found:
-        raise ConfigError(Fault("--admin-token-env", variable, "the environment has no such variable"))
-    return found

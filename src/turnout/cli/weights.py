@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnout.cli.options import depot_of
 from turnout.core.errors import WeightError
 
 if TYPE_CHECKING:
@@ -64,16 +65,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reader(store: str) -> StoreReader:
-    from turnout.placement.real import DiskStore
     from turnout.weights.catalog import StoreReader
-    from turnout.weights.depot import FolderDepot
-    from turnout.weights.object_depot import ObjectDepot, is_url
+    from turnout.weights.object_depot import is_url
 
-    if is_url(store):
-        return StoreReader(ObjectDepot(store))
-    if not Path(store).is_dir():
+    if not is_url(store) and not Path(store).is_dir():
         raise WeightError(f"{store}: no such folder")
-    return StoreReader(FolderDepot(Path(store), DiskStore()))
+    return StoreReader(depot_of(store))
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import re
 import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnout.cli.options import depot_of, token_from
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.version import label_counter
 
 if TYPE_CHECKING:
     from turnout.transfer.follower import Follower, FollowPlan
-    from turnout.weights.depot import Depot
 
 PRE_READ = "--custom-update-weight-pre-read-path"
 STOP_GRACE_S = 5.0
@@ -82,10 +81,13 @@ async def _follow(arguments: argparse.Namespace) -> None:
     local = LocalCheckpoint(arguments.local_checkpoint, watch=phases.begin)
     engine = None
     if arguments.engine is not None:
-        address, token = parse_address(arguments.engine, "--engine"), _token(arguments.engine_token_env)
+        address, token = (
+            parse_address(arguments.engine, "--engine"),
+            token_from(arguments.engine_token_env, "--engine-token-env"),
+        )
         engine = HttpEngine(address, token, clock, arguments.trust_label)
     tools = Tools(clock, phases, lambda line: print(line, flush=True))
-    follower = Follower(StoreReader(_depot(arguments.store)), local, engine, plan, tools)
+    follower = Follower(StoreReader(depot_of(arguments.store)), local, engine, plan, tools)
     _end_on_signals(follower)
     try:
         await follower.run()
@@ -139,20 +141,3 @@ def _plan(arguments: argparse.Namespace) -> FollowPlan:
         arguments.deadline if until is not None else None,
         pre_read=load_hook(PRE_READ, hook) if hook is not None else None,
     )
-
-
-def _depot(store: str) -> Depot:
-    from turnout.placement.real import DiskStore
-    from turnout.weights.depot import FolderDepot
-    from turnout.weights.object_depot import ObjectDepot, is_url
-
-    return ObjectDepot(store) if is_url(store) else FolderDepot(Path(store), DiskStore())
-
-
-def _token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    found = os.environ.get(variable)
-    if not found:
-        raise ConfigError(Fault("--engine-token-env", variable, "the environment has no such variable"))
-    return found

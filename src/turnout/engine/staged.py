@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 from turnout.core.errors import InvariantBroken
 from turnout.engine.storage import Buffer, Prepared, Storage
-from turnout.weights.digest import Sums, finish, root_digest
+from turnout.weights.digest import Line, Sums, finish, root_digest
 from turnout.weights.manifest import WeightManifest
 
 FAULTS_SHOWN = 8
-Line = tuple[str, tuple[int, ...], str]  # dtype as stored, shape, digest
 
 
 @dataclass(frozen=True)

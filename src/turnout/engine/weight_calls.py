@@ -18,10 +18,10 @@ from turnout.engine.background import in_background
 from turnout.engine.control import COMMAND_DEADLINE_S, ControlCalls, told
 from turnout.engine.loop import ComputeThread
 from turnout.engine.memory import TAGS, WEIGHTS
-from turnout.engine.staged import FAULTS_SHOWN, Line
+from turnout.engine.staged import FAULTS_SHOWN
 from turnout.engine.updates import Updates
 from turnout.engine.weights import noise
-from turnout.weights.digest import root_digest
+from turnout.weights.digest import Line, root_digest
 from turnout.weights.tensors import HostTensor
 
 

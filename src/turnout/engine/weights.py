@@ -21,11 +21,11 @@ import numpy as np
 
 from turnout.core.errors import WeightError, WeightsUnknown
 from turnout.engine.live_dtypes import EXACT
-from turnout.engine.staged import Line, Measured, Patches, Staged, measure, shown
+from turnout.engine.staged import Measured, Patches, Staged, measure, shown
 from turnout.engine.storage import Buffer, Storage
 from turnout.weights.buckets import Slot
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import root_digest
+from turnout.weights.digest import Line, root_digest
 from turnout.weights.manifest import DONE, MANIFEST, load_manifest
 from turnout.weights.tensors import ITEM_BYTES, HostTensor, converted, nonfinite_count
 

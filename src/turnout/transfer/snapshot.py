@@ -17,10 +17,9 @@ import numpy as np
 from turnout.core.errors import InvariantBroken, WeightError
 from turnout.weights.changes import Bits, collect, compare, overwrite
 from turnout.weights.delta_io import TensorDelta
-from turnout.weights.digest import Sums, add, element_sums, finish, root_digest, tensor_digest
+from turnout.weights.digest import Line, Sums, add, element_sums, finish, root_digest, tensor_digest
 from turnout.weights.tensors import HostTensor, converted, nonfinite_count
 
-Line = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 NAMES_SHOWN = 8
 
 

@@ -21,7 +21,7 @@ from turnout.transfer.outcomes import outcomes
 from turnout.transfer.transport import Export, Ready
 from turnout.transfer.worker import Worker
 from turnout.weights.buckets import buckets
-from turnout.weights.digest import root_digest, tensor_digest
+from turnout.weights.digest import Line, root_digest, tensor_digest
 from turnout.weights.store import WeightStore
 
 DROP_DEADLINE_S = 10.0
@@ -117,7 +117,7 @@ class StreamTransport:
         """Nothing is kept of a version: the engine waits for the next update."""
 
     def _fix(self, export: Export) -> Ready:
-        lines: dict[str, tuple[str, tuple[int, ...], str]] = {}
+        lines: dict[str, Line] = {}
         size = 0
         for tensor in export():
             if tensor.name in lines:

@@ -7,7 +7,6 @@ and that is missing, a tensor that the index places elsewhere, and a name that c
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from turnout.core.errors import WeightError
 from turnout.weights.digest import root_digest, tensor_digest
+from turnout.weights.host_files import HostFiles
 from turnout.weights.safetensors_file import checksum, read_file, write_file
 from turnout.weights.tensors import HostTensor
 
@@ -121,11 +121,7 @@ def write_checkpoint(folder: Path, tensors: Iterable[HostTensor], shard_bytes: i
 
 def _write_synced(path: Path, tensors: list[HostTensor]) -> None:
     write_file(path, tensors)
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    HostFiles().sync_path(path)
 
 
 def copy_assets(source: Path, target: Path) -> None:

@@ -24,6 +24,7 @@ from turnout.native.loader import library
 from turnout.weights.tensors import HostTensor
 
 Sums = tuple[int, int]
+Line = tuple[str, tuple[int, ...], str]  # dtype, shape, digest: what the root has of a tensor
 _MASK = (1 << 64) - 1
 _BLOCK = 1 << 20
 _RUN = np.uint64(1024)
@@ -95,8 +96,8 @@ def tensor_digest(tensor: HostTensor) -> str:
     return finish(element_sums(tensor.bits), tensor.dtype, tensor.shape)
 
 
-def root_digest(lines: Mapping[str, tuple[str, tuple[int, ...], str]]) -> str:
-    """The root over {name: (dtype, shape, tensor digest)}, 32 hex digits."""
+def root_digest(lines: Mapping[str, Line]) -> str:
+    """The root over the lines of all tensors by name, 32 hex digits."""
     text = "\n".join(
         f"{name} {dtype} {list(shape)} {digest}" for name, (dtype, shape, digest) in sorted(lines.items())
     )

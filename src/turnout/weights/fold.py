@@ -19,9 +19,10 @@ from turnout.weights.catalog import Catalog
 from turnout.weights.chain import Route, cheapest
 from turnout.weights.changes import Bits, collect
 from turnout.weights.delta_io import TensorDelta, write_delta
+from turnout.weights.digest import Line
 from turnout.weights.manifest import DELTA, FOLD, VERSION, WeightManifest, seal
 from turnout.weights.tensors import HostTensor
-from turnout.weights.verify import Line, Replica, Walker, file_checksum
+from turnout.weights.verify import Replica, Walker, file_checksum
 
 
 @dataclass(frozen=True)

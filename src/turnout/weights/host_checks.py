@@ -9,8 +9,8 @@ from pathlib import Path
 from turnout.core.errors import WeightError
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_io import read_delta
-from turnout.weights.digest import root_digest, tensor_digest
-from turnout.weights.host_state import Line, LocalState
+from turnout.weights.digest import Line, root_digest, tensor_digest
+from turnout.weights.host_state import LocalState
 from turnout.weights.host_tensors import MappedTensors
 from turnout.weights.journal import Redo, redo_of
 from turnout.weights.manifest import WeightManifest

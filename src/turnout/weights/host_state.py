@@ -13,9 +13,9 @@ from pathlib import Path
 
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.version import WeightVersion
+from turnout.weights.digest import Line
 
 FORMAT, FORMAT_VERSION = "turnout-local", 1
-Line = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 
 @dataclass(frozen=True)

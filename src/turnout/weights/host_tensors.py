@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
 from turnout.weights.changes import Bits, Change
-from turnout.weights.digest import Sums, add, changed_sums, element_sums, finish
+from turnout.weights.digest import Line, Sums, add, changed_sums, element_sums, finish
 from turnout.weights.host_files import HostFiles
-from turnout.weights.host_state import Line
 from turnout.weights.journal import Redo
 from turnout.weights.safetensors_file import views
 from turnout.weights.tensors import HostTensor

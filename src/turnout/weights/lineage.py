@@ -18,11 +18,6 @@ class Lineage:
 
     starts: Mapping[int, int]
 
-    @property
-    def newest_incarnation(self) -> int:
-        """-1 where there is none."""
-        return max(self.starts, default=-1)
-
     def abandoned(self, version: WeightVersion) -> bool:
         """Whether a later incarnation went on from an older version than this one."""
         return any(

@@ -23,7 +23,7 @@ from typing import BinaryIO
 from turnout.core.errors import ConfigError, Fault, InvariantBroken, WeightError
 from turnout.core.version import WeightVersion
 from turnout.weights.checkpoint_io import INDEX, WEIGHT_SUFFIXES, read_checkpoint
-from turnout.weights.digest import root_digest, tensor_digest
+from turnout.weights.digest import Line, root_digest, tensor_digest
 from turnout.weights.host_apply_machine import (
     TABLE,
     Adopted,
@@ -43,7 +43,7 @@ from turnout.weights.host_apply_machine import (
 )
 from turnout.weights.host_checks import check_finite, check_form, check_full, check_names, check_run, redos
 from turnout.weights.host_files import HostFiles
-from turnout.weights.host_state import Line, LocalState, read_state
+from turnout.weights.host_state import LocalState, read_state
 from turnout.weights.host_tensors import MappedTensors
 from turnout.weights.journal import LogHead, read_log, sync_log, write_log
 from turnout.weights.manifest import DONE, MANIFEST, WeightManifest

@@ -19,10 +19,8 @@ from turnout.weights.chain import NoRoute, cheapest
 from turnout.weights.changes import Bits, Change, overwrite
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.delta_io import read_delta
-from turnout.weights.digest import element_sums, finish, root_digest, tensor_digest
+from turnout.weights.digest import Line, element_sums, finish, root_digest, tensor_digest
 from turnout.weights.manifest import DELTA, WeightManifest, complete_versions, load_manifest
-
-Line = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 
 def file_checksum(path: Path) -> str:
