@@ -1,17 +1,18 @@
 """What travels from prompt to gradient. Lists carry their axes: _P prompts, _G members of a group, _T tokens.
 
-Legend: T = tokens of one response. `response_ids`, `logprobs`, `loss_mask` and the sum of the version spans
-have the same length T, checked when a Trajectory is made (invariant 2 of docs/architecture.md).
+Legend: T = tokens of one response. `response_ids`, `logprobs`, `loss_mask`, the sum of the version spans, that of
+the engines and `kv_mixed` have the same length T, checked when a Trajectory is made, so they are extended, cut and
+joined together or not at all (invariant 2 of docs/architecture.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from turnout.core.errors import InvariantBroken
-from turnout.core.version import VersionSpans
+from turnout.core.version import Runs, VersionSpans
 
 
 class Finish(StrEnum):
@@ -36,8 +37,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One sampled response. `logprobs` are log-softmax(logits / temperature) over the whole vocabulary, as
-    sampled; `loss_mask` is 1 where a token may train. `reward` is None until scored."""
+    """One sampled response, or the first tokens of one (`finish` ABORT, no text, no reward). `logprobs` are
+    log-softmax(logits / temperature) over the whole vocabulary, as sampled; `loss_mask` is 1 where a token may
+    train; `engines` are the ids of those that made the tokens. `kv_mixed` is 1 where a token was made on KV of
+    older weights than its own (given as (): nowhere). `reward` is None until scored. `seed` tells the members of a
+    group apart."""
 
     response_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -45,17 +49,60 @@ class Trajectory:
     spans: VersionSpans
     finish: Finish
     text: str
-    engine_id: str
+    engines: Runs
     seed: int
     reward: float | None = None
+    kv_mixed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        lengths = {len(self.response_ids), len(self.logprobs), len(self.loss_mask), len(self.spans)}
-        if len(lengths) != 1:
+        if not self.kv_mixed:
+            object.__setattr__(self, "kv_mixed", (0,) * len(self.response_ids))
+        lengths = [len(self.response_ids), len(self.logprobs), len(self.loss_mask), len(self.spans)]
+        lengths += [len(self.engines), len(self.kv_mixed)]
+        if len(set(lengths)) != 1:
             raise InvariantBroken(
-                f"tokens, log-probs, mask and spans differ in length: {len(self.response_ids)}, "
-                f"{len(self.logprobs)}, {len(self.loss_mask)}, {len(self.spans)}"
+                "tokens, log-probs, mask, spans, engines and KV marks differ in length: "
+                + ", ".join(map(str, lengths))
             )
+
+    @classmethod
+    def unbegun(cls, seed: int) -> Trajectory:
+        """No token yet."""
+        return cls((), (), (), VersionSpans(), Finish.ABORT, "", Runs(), seed)
+
+    @property
+    def partial(self) -> bool:
+        """Whether it has not come to its end: never scored, never trained."""
+        return self.finish is Finish.ABORT
+
+    def cut(self, tokens: int) -> Trajectory:
+        """Its first tokens, as what it was before the others were made."""
+        return Trajectory(
+            self.response_ids[:tokens],
+            self.logprobs[:tokens],
+            self.loss_mask[:tokens],
+            self.spans.cut(tokens),
+            Finish.ABORT,
+            "",
+            self.engines.cut(tokens),
+            self.seed,
+            kv_mixed=self.kv_mixed[:tokens],
+        )
+
+    def joined(self, more: Trajectory) -> Trajectory:
+        """This one followed by what was made after it; how it ended, its text and its reward are those of `more`.
+        Raises InvariantBroken where this one has ended, or `more` belongs to another."""
+        if not self.partial or self.seed != more.seed:
+            raise InvariantBroken(f"no tokens follow a {self.finish} of seed {self.seed}: {more.seed}")
+        return replace(
+            more,
+            response_ids=self.response_ids + more.response_ids,
+            logprobs=self.logprobs + more.logprobs,
+            loss_mask=self.loss_mask + more.loss_mask,
+            spans=self.spans.joined(more.spans),
+            engines=self.engines.joined(more.engines),
+            kv_mixed=self.kv_mixed + more.kv_mixed,
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Self
 
 _LABEL = re.compile(r"v(\d{6,})-([0-9a-f]{16})")
 
@@ -62,7 +63,7 @@ class VersionConstraint:
 
 
 @dataclass(frozen=True)
-class VersionSpans:
+class Runs:
     """Run-length list over a response: ((tokens, label), ...), adjacent labels distinct, no empty run."""
 
     runs: tuple[tuple[int, str], ...] = ()
@@ -75,24 +76,35 @@ class VersionSpans:
     def __len__(self) -> int:
         return sum(tokens for tokens, _ in self.runs)
 
-    def extended(self, tokens: int, label: str) -> VersionSpans:
-        """These spans with `tokens` more tokens made by `label`."""
+    def extended(self, tokens: int, label: str) -> Self:
+        """These runs with `tokens` more tokens made by `label`."""
         if tokens == 0:
             return self
         if self.runs and self.runs[-1][1] == label:
-            return VersionSpans((*self.runs[:-1], (self.runs[-1][0] + tokens, label)))
-        return VersionSpans((*self.runs, (tokens, label)))
+            return type(self)((*self.runs[:-1], (self.runs[-1][0] + tokens, label)))
+        return type(self)((*self.runs, (tokens, label)))
 
-    def cut(self, tokens: int) -> VersionSpans:
-        """The spans of the first `tokens` tokens."""
+    def joined(self, more: Runs) -> Self:
+        """These runs followed by others."""
+        if not more.runs:
+            return self
+        (tokens, label), *rest = more.runs
+        return type(self)((*self.extended(tokens, label).runs, *rest))
+
+    def cut(self, tokens: int) -> Self:
+        """The runs of the first `tokens` tokens."""
         kept: list[tuple[int, str]] = []
         for length, label in self.runs:
             take = min(length, tokens - sum(n for n, _ in kept))
             if take <= 0:
                 break
             kept.append((take, label))
-        return VersionSpans(tuple(kept))
+        return type(self)(tuple(kept))
 
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(label for _, label in self.runs))
+
+
+class VersionSpans(Runs):
+    """Which version made which token of a response."""

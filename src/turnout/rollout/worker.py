@@ -16,7 +16,7 @@ from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefus
 from turnout.core.ports import Clock
 from turnout.core.rng import IdSource, SeedTree, random_id
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
-from turnout.core.version import VersionSpans
+from turnout.core.version import Runs, VersionSpans
 from turnout.placement.tasks import together
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.rollout.rewards import RewardRunner
@@ -128,7 +128,7 @@ class Generator:
             spans=spans,
             finish=reply.finish,
             text=self._decoder.decode(reply.output_ids, skip_special_tokens=True),
-            engine_id=engine_id,
+            engines=Runs().extended(count, engine_id),
             seed=seed,
         )
 

@@ -63,6 +63,13 @@ def test_extended_spans_are_the_list_of_labels_run_length_coded(pieces: list[tup
     assert spans.labels == tuple(dict.fromkeys(labels))
 
 
+@given(PIECES, PIECES)
+def test_joined_spans_are_the_joined_lists(first: list[tuple[int, str]], then: list[tuple[int, str]]) -> None:
+    joined = built(first)[0].joined(built(then)[0])
+    assert flat(joined) == built(first)[1] + built(then)[1]
+    assert isinstance(joined, VersionSpans)
+
+
 @given(PIECES, st.integers(0, 60))
 def test_cut_keeps_the_first_tokens(pieces: list[tuple[int, str]], tokens: int) -> None:
     spans, labels = built(pieces)

@@ -16,13 +16,23 @@ from tests.unit.rollout.parts import Log
 from turnout.core.errors import IllegalTransition, InvariantBroken
 from turnout.core.events import GroupCompleted, GroupDropped, GroupTaken, GroupTrained
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
-from turnout.core.version import VersionSpans
+from turnout.core.version import Runs, VersionSpans
 from turnout.rollout.book import GroupBook, samples_digest, versions_of
 
 
 def group(name: str = "g0", *runs: tuple[tuple[int, str], ...]) -> RolloutGroup:
     members = tuple(
-        Trajectory((1,) * n, (-0.5,) * n, (1,) * n, VersionSpans(run), Finish.STOP, "", "e", 0, float(at))
+        Trajectory(
+            (1,) * n,
+            (-0.5,) * n,
+            (1,) * n,
+            VersionSpans(run),
+            Finish.STOP,
+            "",
+            Runs().extended(n, "e"),
+            0,
+            float(at),
+        )
         for at, run in enumerate(runs)
         for n in [sum(tokens for tokens, _ in run)]
     )

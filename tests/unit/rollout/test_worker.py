@@ -60,7 +60,7 @@ def test_a_group_of_scored_members() -> None:
         assert one.seed == seed_of(member)
         assert one.response_ids == tuple(reply(TOKENS, seed=one.seed)["output_ids"])
         assert one.loss_mask == (1,) * TOKENS
-        assert (one.finish, one.engine_id) == (Finish.LENGTH, "e0")
+        assert (one.finish, one.engines.runs) == (Finish.LENGTH, ((TOKENS, "e0"),))
         assert one.text == " ".join(map(str, one.response_ids)), "decoded here, from the ids that train"
     assert bench.generator.tokens_made == 4 * TOKENS
     assert [label for label, _ in bench.scored] == [5] * 4
@@ -224,7 +224,7 @@ def test_engines_take_turns_by_group_and_seeds_do_not_depend_on_them() -> None:
             return spread, single
 
     spread, single = asyncio.run(main())
-    assert [group.trajectories[0].engine_id for group in spread] == ["e0", "e1", "e0", "e1"]
+    assert [group.trajectories[0].engines.labels[0] for group in spread] == ["e0", "e1", "e0", "e1"]
     tokens = [[one.response_ids for one in group.trajectories] for group in spread]
     assert tokens == [[one.response_ids for one in group.trajectories] for group in single]
 
@@ -252,7 +252,7 @@ def test_another_engine_makes_the_sample_of_one_that_is_fenced() -> None:
             generator = Generator(lambda: next(asked, clients[1:]), bench.rewards, Numbers(), bench.clock)
             gone.script("/generate", RESET)
             made = await generator.sample(prompts(1)[0], plan(), 5, 0)
-            assert made.engine_id == "e1" and made.seed == 5
+            assert made.engines.labels == ("e1",) and made.seed == 5
             assert len(gone.sent("/generate")) == len(there.sent("/generate")) == 1
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -6,7 +6,7 @@ import pytest
 
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
-from turnout.core.version import VersionSpans, WeightVersion
+from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.schedule.lag import LagGate
 from turnout.schedule.schedule import SCHEDULES, SYNC
 
@@ -19,7 +19,8 @@ def spanning(*steps: int, root: str = "a") -> RolloutGroup:
     """One member with a token of each version."""
     count = len(steps)
     spans = VersionSpans(tuple((1, version(step, root).label) for step in steps))
-    member = Trajectory((1,) * count, (-0.5,) * count, (1,) * count, spans, Finish.STOP, "", "e", 0, 1.0)
+    engines = Runs().extended(count, "e")
+    member = Trajectory((1,) * count, (-0.5,) * count, (1,) * count, spans, Finish.STOP, "", engines, 0, 1.0)
     return RolloutGroup("g7", 7, 0, Prompt("p", (1,), ""), (member,))
 
 

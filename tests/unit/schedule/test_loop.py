@@ -10,7 +10,7 @@ import pytest
 
 from turnout.core.errors import InvariantBroken, TrainError, WeightError
 from turnout.core.types import Finish, Prompt, RolloutGroup, TrainBatch, Trajectory
-from turnout.core.version import VersionSpans, WeightVersion
+from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.placement.real import RealClock
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, StepBatch, run_loop
@@ -52,7 +52,8 @@ class World:
         if not count or self.empty == step:
             return None
         label = (BASE if self.stale else self.current).label
-        member = Trajectory((1,), (-0.5,), (1,), VersionSpans(((1, label),)), Finish.STOP, "", "e", 0, 1.0)
+        spans, made_by = VersionSpans(((1, label),)), Runs(((1, "e"),))
+        member = Trajectory((1,), (-0.5,), (1,), spans, Finish.STOP, "", made_by, 0, 1.0)
         groups = [RolloutGroup(f"g{n}", n, 0, Prompt("p", (1,), ""), (member,)) for n in range(count)]
         return StepBatch(step, groups, TrainBatch(step, label, ()), 0, 0, "", self.taken >= self.rows)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.rollout.parts import Log
 from turnout.core.events import StepTrained, VersionPublished
 from turnout.core.types import Finish, Prompt, RolloutGroup, TrainBatch, Trajectory
-from turnout.core.version import VersionSpans, WeightVersion
+from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.observe.metrics import EVAL_SCORE, MetricsLog, read_metrics
 from turnout.observe.run_view import VersionView
 from turnout.placement.real import RealClock
@@ -35,7 +35,17 @@ class Panel:
 
 def batch(step: int, *rewards: float, short: str = "") -> StepBatch:
     members = tuple(
-        Trajectory((1,) * n, (-0.5,) * n, (1,) * n, VersionSpans(((n, "v"),)), finish, "", "e", 0, reward)
+        Trajectory(
+            (1,) * n,
+            (-0.5,) * n,
+            (1,) * n,
+            VersionSpans(((n, "v"),)),
+            finish,
+            "",
+            Runs(((n, "e"),)),
+            0,
+            reward,
+        )
         for reward, n, finish in zip(rewards, (1, 3), (Finish.STOP, Finish.LENGTH))
     )
     group = RolloutGroup("g", 0, 0, Prompt("p", (1, 2), ""), members)

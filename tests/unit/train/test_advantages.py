@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 
 from turnout.core.errors import TrainError
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
-from turnout.core.version import VersionSpans
+from turnout.core.version import Runs, VersionSpans
 from turnout.train.advantages import build_samples, group_advantages
 
 
 def trajectory(reward: float | None, tokens: int = 2) -> Trajectory:
     spans = VersionSpans(((tokens, "v"),) if tokens else ())
-    return Trajectory((7,) * tokens, (-1.0,) * tokens, (1,) * tokens, spans, Finish.STOP, "", "e", 0, reward)
+    engines = Runs().extended(tokens, "e")
+    return Trajectory(
+        (7,) * tokens, (-1.0,) * tokens, (1,) * tokens, spans, Finish.STOP, "", engines, 0, reward
+    )
 
 
 def group(ordinal: int, *trajectories: Trajectory) -> RolloutGroup:
