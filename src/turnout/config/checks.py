@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
+from turnout.config.check_schedule import SCHEDULE_CHECKS
 from turnout.config.check_sglang import SGLANG_CHECKS
 from turnout.config.check_weights import WEIGHT_CHECKS
 from turnout.config.run_config import RunConfig
@@ -50,13 +51,6 @@ def check_all(known: Known, where: dict[str, str]) -> list[Fault]:
         except NotKnown:
             continue
     return faults
-
-
-def schedule_done(c: RunConfig) -> Iterator[Fault]:
-    if c.schedule != "sync":
-        yield Fault(
-            "--schedule", c.schedule, f"not yet done: the {c.schedule} schedule", "use --schedule sync"
-        )
 
 
 def run_has_an_end(c: RunConfig) -> Iterator[Fault]:
@@ -258,7 +252,7 @@ def _near_divisors(total: int, wanted: int) -> str:
 
 CHECKS: tuple[Check, ...] = (
     *SGLANG_CHECKS,
-    schedule_done,
+    *SCHEDULE_CHECKS,
     *WEIGHT_CHECKS,
     run_has_an_end,
     batch_divides,

@@ -48,8 +48,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "speculative_*": ("speculative draft models", "leave it out: engines decode with the model itself"),
     "image_*": ("image inputs", "use text prompts"),
     "multimodal_keys": ("image inputs", "use text prompts"),
-    "update_weights_interval": ("updates after several train steps", "leave it out: every step is published"),
-    "max_staleness": ("a bound for asynchronous runs", "leave it out: the lag is 0 in --schedule sync"),
     "custom_generate_function_path": ("own generation functions", "use --custom-rm-path on one-turn prompts"),
     "rollout_function_path": ("an own rollout function", "use --custom-rm-path on one-turn prompts"),
     "eval_config": ("several held-out data sets", "use --eval-prompt-data with one"),

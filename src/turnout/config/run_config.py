@@ -14,8 +14,10 @@ from turnout.config.groups.engine import EngineOptions
 from turnout.config.groups.model import ModelOptions
 from turnout.config.groups.rollout import RewardOptions, RolloutOptions
 from turnout.config.groups.run import RunOptions, SeeingOptions
+from turnout.config.groups.schedule import ScheduleOptions
 from turnout.config.groups.weights import WeightOptions
 from turnout.config.option import Options, OptionSpec, read_specs
+from turnout.core.slots import slots_for
 
 GROUPS: tuple[type[Options], ...] = (
     ModelOptions,
@@ -23,6 +25,7 @@ GROUPS: tuple[type[Options], ...] = (
     EvalOptions,
     RolloutOptions,
     RewardOptions,
+    ScheduleOptions,
     EngineOptions,
     AlgorithmOptions,
     OptimizerOptions,
@@ -39,6 +42,7 @@ class RunConfig(
     EvalOptions,
     RolloutOptions,
     RewardOptions,
+    ScheduleOptions,
     EngineOptions,
     AlgorithmOptions,
     OptimizerOptions,
@@ -120,6 +124,36 @@ class RunConfig(
         """Keys of prompt and label in held-out rows."""
         key = self.input_key if self.eval_input_key is None else self.eval_input_key
         return key, self.label_key if self.eval_label_key is None else self.eval_label_key
+
+    @property
+    def lead(self) -> int:
+        """Train steps that rollouts may run ahead."""
+        if self.schedule == "async":
+            return self.max_staleness if self.max_lead is None else self.max_lead
+        return self.update_weights_interval - (self.schedule == "sync")
+
+    @property
+    def drains(self) -> bool:
+        """Whether requests in flight are waited for before the weights change."""
+        return self.schedule != "async" or self.deterministic
+
+    @property
+    def window(self) -> int:
+        """W of turnout.core.slots."""
+        if self.schedule != "async" or self.deterministic:
+            return 1
+        half = max(1, self.rollout_batch_size // 2) if self.lead > self.max_engine_lag else 1
+        return half if self.rollout_window is None else self.rollout_window
+
+    @property
+    def most_slots(self) -> int:
+        """The most slots that keep the lead."""
+        return slots_for(self.lead, self.window, self.rollout_batch_size, self.max_engine_lag)
+
+    @property
+    def slots(self) -> int:
+        """B of turnout.core.slots."""
+        return self.most_slots if self.rollout_slots is None else self.rollout_slots
 
     @property
     def encoding(self) -> str:

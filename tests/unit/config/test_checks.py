@@ -13,6 +13,7 @@ from turnout.config.checks import CHECKS
 from turnout.core.errors import ConfigError
 
 STOCK = ["--engine", "sglang"]
+ASYNC = ["--schedule", "async"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
 REFUSED = [
@@ -31,8 +32,38 @@ REFUSED = [
         "--deterministic",
         "more than the seed",
     ),
-    (["--schedule", "pipelined"], "--schedule", "not yet done: the pipelined schedule"),
-    (["--schedule", "async"], "--schedule", "not yet done: the async schedule"),
+    (["--max-lead", "2"], "--max-lead", "the lead of the sync schedule is fixed"),
+    (
+        [
+            *ASYNC,
+            "--deterministic",
+            "--engine-threads",
+            "1",
+            "--trainer-threads",
+            "1",
+            "--rollout-window",
+            "2",
+        ],
+        "--rollout-window",
+        "--deterministic trains groups strictly in order",
+    ),
+    (
+        [*ASYNC, "--max-lead", "0", "--rollout-window", "2"],
+        "--max-lead",
+        "31 slots cannot hold the 32 groups from one version to the next",
+    ),
+    ([*ASYNC, "--rollout-slots", "200"], "--rollout-slots", "lets rollouts lead by 6 steps, --max-lead is 2"),
+    (
+        ["--update-weights-interval", "4"],
+        "--update-weights-interval",
+        "--schedule sync makes tokens of lag 3, --max-staleness is 2",
+    ),
+    (
+        ["--schedule", "pipelined", "--max-staleness", "0"],
+        "--max-staleness",
+        "--schedule pipelined makes tokens of lag 1, --max-staleness is 0",
+    ),
+    (["--rollout-timeout-s", "330"], "--rollout-timeout-s", "one sample may take 330 s"),
     (
         ["--update-weight-mode", "delta", "--update-weight-transport", "tensor"],
         "--update-weight-mode",
@@ -254,13 +285,13 @@ def test_checks_go_on_where_other_options_are_faulty(write):
         "x",
         "--global-batch-size",
         "7",
-        "--schedule",
-        "async",
+        "--max-lead",
+        "1",
         "--kl-loss-coef",
         "1",
     ]
     flags = [fault.where for fault in faults_of(write(), argv)]
-    assert sorted(flags) == ["--kl-loss-coef", "--n-samples-per-prompt", "--schedule"]
+    assert sorted(flags) == ["--kl-loss-coef", "--max-lead", "--n-samples-per-prompt"]
 
 
 def test_the_nearest_divisors_are_told(write):

@@ -24,9 +24,6 @@ class RunOptions(Options):
         max_length=64,
     )
     seed: int = option(1234, "Decides shuffling and sampling.", ge=0, lt=2**32)
-    schedule: Literal["sync", "pipelined", "async"] = option(
-        "sync", "How far rollouts may run ahead of training."
-    )
     deterministic: bool = option(
         False,
         "Only the seed decides: the same run gives the same tokens, weights and metrics bit for bit. Requires "

@@ -1,0 +1,80 @@
+"""What must hold between the options of the schedule: the lead, the bound on the lag, slots, window, deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import Fault
+from turnout.core.slots import lead_bound
+
+
+def only_async_leads(c: RunConfig) -> Iterator[Fault]:
+    if c.schedule == "async":
+        return
+    for flag, value in (
+        ("--max-lead", c.max_lead),
+        ("--rollout-slots", c.rollout_slots),
+        ("--rollout-window", c.rollout_window),
+    ):
+        if value is not None:
+            reason = f"the lead of the {c.schedule} schedule is fixed"
+            yield Fault(flag, str(value), reason, "leave it out, or use --schedule async")
+
+
+def deterministic_is_ordered(c: RunConfig) -> Iterator[Fault]:
+    if c.deterministic and c.rollout_window not in (None, 1):
+        reason = "--deterministic trains groups strictly in order"
+        yield Fault("--rollout-window", str(c.rollout_window), reason, "leave it out")
+
+
+def slots_fill_a_step(c: RunConfig) -> Iterator[Fault]:
+    """Fewer slots than an update interval's groups: no step could be filled, or none before the next version."""
+    if c.schedule != "async":
+        return
+    needed = c.update_weights_interval * c.rollout_batch_size
+    if c.slots < needed:
+        flag = "--rollout-slots" if c.rollout_slots is not None else "--max-lead"
+        value = c.rollout_slots if c.rollout_slots is not None else c.lead
+        reason = (
+            f"{c.slots} slots cannot hold the {needed} groups from one version to the next "
+            f"(--update-weights-interval x --rollout-batch-size), with --rollout-window {c.window}"
+        )
+        yield Fault(flag, str(value), reason, "raise it, or lower the window")
+
+
+def slots_keep_the_lead(c: RunConfig) -> Iterator[Fault]:
+    if c.rollout_slots is None or c.schedule != "async":
+        return
+    bound = lead_bound(c.rollout_slots, c.window, c.rollout_batch_size, c.max_engine_lag)
+    if bound > c.lead:
+        reason = f"lets rollouts lead by {bound} steps, --max-lead is {c.lead}"
+        yield Fault("--rollout-slots", str(c.rollout_slots), reason, f"give at most {c.most_slots}")
+
+
+def interval_is_fresh_enough(c: RunConfig) -> Iterator[Fault]:
+    least = {"sync": c.update_weights_interval - 1, "pipelined": c.update_weights_interval}.get(c.schedule, 0)
+    if c.max_staleness < least:
+        reason = f"--schedule {c.schedule} makes tokens of lag {least}, --max-staleness is {c.max_staleness}"
+        remedy = f"give --max-staleness {least}"
+        if c.update_weights_interval > 1:
+            yield Fault("--update-weights-interval", str(c.update_weights_interval), reason, remedy)
+        else:
+            yield Fault("--max-staleness", str(c.max_staleness), reason, remedy)
+
+
+def batch_outlasts_a_sample(c: RunConfig) -> Iterator[Fault]:
+    longest = c.rollout_request_timeout_s + c.reward_timeout_s
+    if c.rollout_timeout_s <= longest:
+        reason = f"one sample may take {longest:g} s (--rollout-request-timeout-s + --reward-timeout-s)"
+        yield Fault("--rollout-timeout-s", f"{c.rollout_timeout_s:g}", reason, "raise it")
+
+
+SCHEDULE_CHECKS = (
+    only_async_leads,
+    deterministic_is_ordered,
+    slots_fill_a_step,
+    slots_keep_the_lead,
+    interval_is_fresh_enough,
+    batch_outlasts_a_sample,
+)

@@ -1,0 +1,56 @@
+"""Options of the schedule: how far rollouts lead, how old a trained token may be."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from turnout.config.option import Options, option
+
+
+class ScheduleOptions(Options):
+    title: ClassVar[str] = "Schedule"
+
+    schedule: Literal["sync", "pipelined", "async"] = option(
+        "sync",
+        "How far rollouts may run ahead of training: not at all; one step, drained before the weights change; or "
+        "--max-lead steps, with requests in flight while the weights change.",
+    )
+    max_lead: int | None = option(
+        None,
+        "Train steps that rollouts of --schedule async may run ahead; sizes the slots.",
+        unit="steps",
+        unset="--max-staleness",
+        ge=0,
+    )
+    max_staleness: int = option(
+        2,
+        "Greatest lag that a token may train with: train steps done when it trains less those done when its "
+        "version was exported. In sync and pipelined it bounds only what partial rollouts and "
+        "--update-weights-interval add.",
+        unit="steps",
+        ge=0,
+    )
+    rollout_slots: int | None = option(
+        None,
+        "Groups that may be admitted and not yet part of a committed version, in --schedule async.",
+        unit="groups",
+        unset="as many as --max-lead allows",
+        ge=1,
+    )
+    rollout_window: int | None = option(
+        None,
+        "Less 1: how many younger groups may be trained before a slow one, in --schedule async.",
+        unit="groups",
+        unset="half of --rollout-batch-size, 1 with --deterministic",
+        ge=1,
+    )
+    update_weights_interval: int = option(
+        1, "Train steps from one published version to the next.", unit="steps", ge=1
+    )
+    rollout_timeout_s: float = option(
+        3600.0,
+        "Longest wait for the groups of one step; longer than --rollout-request-timeout-s and --reward-timeout-s "
+        "together.",
+        unit="seconds",
+        gt=0,
+    )
