@@ -14,6 +14,7 @@ TurnoutError (1)
 |   +-- VersionIncomplete      not there, or not whole: may still become visible to this reader
 |   +-- WeightsUnknown         an engine holds something else than what was written: only a full update helps
 +-- TrainError (6)             non-finite loss, a batch that breaks a promise
+|   +-- NothingToTrain         the filter left no batch: the run ends with a checkpoint of what it has
 +-- DeadlineExceeded (7)       names what was waited for
 +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
 +-- InvariantBroken (70)       the program contradicts its own promises
@@ -119,6 +120,10 @@ class TrainError(TurnoutError):
     """A train step that cannot be done or must not be applied."""
 
     exit_status = 6
+
+
+class NothingToTrain(TrainError):
+    """No batch can be made of what was sampled: the loop saves a checkpoint, then the run ends with this."""
 
 
 class DeadlineExceeded(TurnoutError):

@@ -15,23 +15,19 @@ another takes its place, up to `workers` left behind; from then on calls are uns
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
-import os
-import sys
+import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from turnout.core.errors import ConfigError, DeadlineExceeded, Fault
+from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.rollout.builtin_rewards import BUILTIN
 
@@ -51,19 +47,13 @@ class Scored:
 
 
 def load_reward(text: str) -> Reward:
-    """A built-in by name, else `module:function`, `module.function` or `path/to/file.py:function`.
-
-    Modules are looked for as Python does, and in the working directory. ConfigError tells what is wrong."""
+    """A built-in by name, else a function by import path (turnout.core.imports). ConfigError tells what is wrong."""
     if text in BUILTIN:
         return BUILTIN[text]
-    place, separator, name = text.rpartition(":") if ":" in text else text.rpartition(".")
-    if not separator or not place or not name:
+    if not re.search(r".[:.].", text):
         known = ", ".join(BUILTIN)
         raise ConfigError(Fault(_FLAG, text, "is no reward", f"one of {known}, or module:function"))
-    module = _module(text, place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(Fault(_FLAG, text, f"{place} has no function {name!r}"))
+    function = load_function(_FLAG, text)
     try:
         inspect.signature(function).bind_partial(None, None, None)
     except TypeError:
@@ -209,27 +199,3 @@ def _named_parameters(reward: Reward) -> set[str] | None:
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return set(named) - set(positional[:3])
-
-
-def _module(text: str, place: str) -> ModuleType:
-    try:
-        if place.endswith(".py"):
-            return _module_of_file(Path(place).expanduser())
-        here = os.getcwd()  # noqa: PTH109 - as sys.path holds it
-        if here not in sys.path:
-            sys.path.append(here)
-        return importlib.import_module(place)
-    except Exception as fault:  # a user's module may raise anything while it loads
-        reason = f"{place} cannot be imported: {type(fault).__name__}: {fault}"
-        raise ConfigError(Fault(_FLAG, text, reason)) from fault
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    name = f"turnout_reward_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

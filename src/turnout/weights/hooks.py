@@ -12,12 +12,11 @@ as a WeightError that names the option, and fails that publish or read.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from turnout.core.errors import ConfigError, Fault, WeightError
+from turnout.core.errors import WeightError
+from turnout.core.imports import load_function
 
 Hook = Callable[[Path], None]
 POST_WRITE_FLAG = "--custom-update-weight-post-write-path"
@@ -25,14 +24,8 @@ PRE_READ_FLAG = "--custom-update-weight-pre-read-path"
 
 
 def load_hook(flag: str, text: str) -> Hook:
-    """`module:function`, `module.function` or `path/to/file.py:function`; raises ConfigError."""
-    place, _, name = text.rpartition(":") if ":" in text else text.rpartition(".")
-    try:
-        function = getattr(_module(place), name, None)
-    except (ImportError, OSError, SyntaxError, ValueError) as fault:
-        raise ConfigError(Fault(flag, text, f"{place} cannot be imported: {fault}")) from fault
-    if not callable(function):
-        raise ConfigError(Fault(flag, text, f"{place} has no function {name!r}"))
+    """A hook by its import path (turnout.core.imports); raises ConfigError."""
+    function = load_function(flag, text)
 
     def told(folder: Path) -> None:
         try:
@@ -41,16 +34,3 @@ def load_hook(flag: str, text: str) -> Hook:
             raise WeightError(f"{flag} {text} failed for {folder}: {fault!r}") from fault
 
     return told
-
-
-def _module(place: str) -> object:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(
-        f"turnout_hook_{Path(place).stem}", Path(place).expanduser()
-    )
-    if spec is None or spec.loader is None:
-        raise ImportError(f"no module can be made of {place}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
