@@ -23,7 +23,11 @@ from turnout.core.types import RolloutGroup
 
 Action = Literal["train", "best", "skip", "stop"]
 Filter = Callable[[RolloutGroup], str | None]
-NO_VARIANCE, NOT_A_NUMBER, BEST_OF_OTHERS = "all rewards equal", "a reward is nan", "not among the best rejected"
+NO_VARIANCE, NOT_A_NUMBER, BEST_OF_OTHERS = (
+    "all rewards equal",
+    "a reward is nan",
+    "not among the best rejected",
+)
 
 
 def no_variance(rewards: Sequence[float]) -> str | None:

@@ -47,7 +47,7 @@ class Scored:
 
 
 def load_reward(text: str) -> Reward:
-    """A built-in by name, else a function by import path (turnout.core.imports). ConfigError tells what is wrong."""
+    """A built-in by name, else a function by import path (turnout.core.imports). Raises ConfigError."""
     if text in BUILTIN:
         return BUILTIN[text]
     if not re.search(r".[:.].", text):
