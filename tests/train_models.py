@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3Mo
 
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.train.local import LocalBackend
-from turnout.train.settings import LossSettings, OptimizerSettings, TrainerSettings
+from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
 
 VOCABULARY = 97
 KINDS = ("llama", "qwen3", "qwen3_moe")
@@ -63,6 +63,7 @@ def make_samples(
                     logprobs=tuple(-4.5 + rng.gauss(0, 0.3) for _ in range(count)),
                     loss_mask=tuple(mask),
                     advantages=(rng.gauss(0, 1),) * count,
+                    lags=tuple(t % 3 for t in range(count)),
                 )
             )
     return tuple(samples)
@@ -102,8 +103,37 @@ def reference_logprobs(model, sample: TrainSample, temperature: float = 1.0) -> 
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(sample.response_ids)[:, None])[:, 0]
 
 
+def reference_weights(gaps, masks, off: OffPolicy) -> list[list[float]]:
+    """The off-policy weight of each token, in Python floats: `gaps` is old - behaviour, one list per sample."""
+    low, cap = off.bounds
+    weights = []
+    for gap, mask in zip(gaps, masks, strict=True):
+        raw = [math.exp(g) for g in gap]
+        if off.kind == "sequence":
+            raw = [math.prod(r for r, m in zip(raw, mask) if m)] * len(gap)
+        if off.kind in ("tis", "sequence"):
+            raw = [min(max(r, low), cap) for r in raw]
+        elif off.kind in ("mis", "decoupled"):
+            raw = [r if low <= r <= cap else 0.0 for r in raw]
+        else:
+            raw = [1.0] * len(gap)
+        weights.append(raw)
+    return weights
+
+
 def reference_loss(logprobs, samples, loss: LossSettings, old=None, reference=None) -> torch.Tensor:
-    """GRPO token by token, in Python; `logprobs` is one tensor per sample."""
+    """GRPO token by token, in Python; `logprobs` is one tensor per sample. Where `old` is not given it is what the
+    settings of the off-policy correction say."""
+    off = loss.off_policy
+    before = [x.detach() for x in logprobs] if old is None else [torch.as_tensor(x) for x in old]
+    engine = [torch.tensor(s.logprobs) for s in samples]
+    if off.rollout_logprobs:
+        before = engine
+    if off.kind == "decoupled" and off.prox == "interpolate":
+        shares = [torch.tensor([lag / (lag + 1) for lag in s.lags]) for s in samples]
+        before = [e + a * (x.detach() - e) for e, a, x in zip(engine, shares, logprobs)]
+    gaps = [(b - e).tolist() for b, e in zip(before, engine)]
+    weights = reference_weights(gaps, [s.loss_mask for s in samples], off)
     total = torch.zeros(())
     tokens = sum(sum(s.loss_mask) for s in samples)
     for index, sample in enumerate(samples):
@@ -112,12 +142,12 @@ def reference_loss(logprobs, samples, loss: LossSettings, old=None, reference=No
             if not mask:
                 continue
             new = logprobs[index][t]
-            before = new.detach() if old is None else float(old[index][t])
-            ratio, a = torch.exp(new - before), sample.advantages[t]
+            ratio, a = torch.exp(new - before[index][t]), sample.advantages[t]
             value = -ratio * a
             low, high = 1 - loss.eps_clip, 1 + loss.eps_clip_high
             if (a > 0 and float(ratio.detach()) > high) or (a < 0 and float(ratio.detach()) < low):
                 value = -(high if a > 0 else low) * a + 0.0 * new
+            value = weights[index][t] * value
             if loss.kl_coef:
                 gap = new - float(reference[index][t])
                 kl = {"k1": gap, "k2": gap * gap / 2, "k3": math.e ** (-gap) - 1 + gap}[loss.kl_kind]

@@ -124,7 +124,8 @@ class RolloutGroup:
 @dataclass(frozen=True)
 class TrainSample:
     """One sequence for the trainer: prompt and response ids, the behaviour log-probs of the response, its
-    mask and its advantage (one number per response token, length T)."""
+    mask and its advantage (one number per response token, length T). `lags` is each token's age in train
+    steps; empty means that all are 0."""
 
     group_id: str
     prompt_ids: tuple[int, ...]
@@ -132,6 +133,7 @@ class TrainSample:
     logprobs: tuple[float, ...]
     loss_mask: tuple[int, ...]
     advantages: tuple[float, ...]
+    lags: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,17 @@ samples depends only on the groups' ordinals and the members' places.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from turnout.core.errors import TrainError
-from turnout.core.types import RolloutGroup, TrainSample
+from turnout.core.types import RolloutGroup, TrainSample, Trajectory
+
+Lags = Callable[[Trajectory], tuple[int, ...]]
+
+
+def no_lags(_: Trajectory) -> tuple[int, ...]:
+    """Every token was made by the weights that it trains."""
+    return ()
 
 
 def group_advantages(rewards_G: Sequence[float], normalize_std: bool) -> list[float]:
@@ -35,8 +42,11 @@ def group_advantages(rewards_G: Sequence[float], normalize_std: bool) -> list[fl
     return [value / std for value in centred]
 
 
-def build_samples(groups: Sequence[RolloutGroup], normalize_std: bool) -> tuple[TrainSample, ...]:
-    """Samples of all groups, ordered by group ordinal and member; empty responses are left out.
+def build_samples(
+    groups: Sequence[RolloutGroup], normalize_std: bool, lags: Lags = no_lags
+) -> tuple[TrainSample, ...]:
+    """Samples of all groups, ordered by group ordinal and member; empty responses are left out. `lags` tells the
+    age of each token of a trajectory.
 
     Raises TrainError, naming the group and the members, where a member has no reward.
     """
@@ -57,6 +67,7 @@ def build_samples(groups: Sequence[RolloutGroup], normalize_std: bool) -> tuple[
                 logprobs=t.logprobs,
                 loss_mask=t.loss_mask,
                 advantages=(advantage,) * len(t.response_ids),
+                lags=lags(t),
             )
             for t, advantage in zip(group.trajectories, advantages, strict=True)
             if t.response_ids

@@ -23,7 +23,9 @@ from turnout.weights.tensors import HostTensor
 class StepReport:
     """One train step. Means are over trained tokens; with several optimizer steps `loss` and `grad_norm` are
     means over them, `lr` is the last. `mismatch_*` compare the trainer's log-probs before the step with the
-    engine's; `effective_sample_share` is in (0, 1]. `rows` counts tokens that went through the model's layers
+    engine's, `mismatch_k3` estimates KL(engine's || trainer's). `importance_*` are the off-policy weights as
+    applied, `importance_bounded_share` the tokens whose weight was truncated or masked, `effective_sample_share` in
+    (0, 1] is of the weights before that. `rows` counts tokens that went through the model's layers
     (a shared prompt once). Seconds are of the injected clock."""
 
     step: int = 0
@@ -46,6 +48,9 @@ class StepReport:
     mismatch_mean: float = 0.0
     mismatch_max: float = 0.0
     mismatch_k3: float = 0.0
+    importance_mean: float = 1.0
+    importance_max: float = 1.0
+    importance_bounded_share: float = 0.0
     seconds_forward: float = 0.0
     seconds_backward: float = 0.0
     seconds_optimizer: float = 0.0
@@ -61,7 +66,8 @@ class TrainBackend(Protocol):
 
     def train(self, batch: TrainBatch) -> StepReport:
         """Trains on a batch. Raises TrainError after too many non-finite steps in a row, ConfigError for a
-        sequence above the token budget; in both cases the weights are as before the failing optimizer step."""
+        sequence above the token budget; in both cases the weights are as before the failing optimizer step. Raises
+        TrainError also after too many steps in a row with few effective samples, the last one applied."""
         ...
 
     def export(self) -> Iterator[HostTensor]:

@@ -22,11 +22,12 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Counters:
-    """Train batches consumed, optimizer steps applied, non-finite steps in a row."""
+    """Train batches consumed, optimizer steps applied, non-finite steps and steps of few effective samples in a row."""
 
     steps_done: int = 0
     optimizer_steps: int = 0
     nonfinite_in_a_row: int = 0
+    low_ess_in_a_row: int = 0
 
 
 def _buffers(flat: FlatParameters) -> dict[str, Tensor]:

@@ -96,6 +96,7 @@ class LocalBackend:
             self._reference = freeze(load_causal_model(settings.reference, options, False), dtype)
         self._steps_done = 0
         self._nonfinite_in_a_row = 0
+        self._low_ess_in_a_row = 0
 
     @property
     def steps_done(self) -> int:
@@ -111,7 +112,23 @@ class LocalBackend:
         else:
             log.warning("step %d: no token of the batch may train; no optimizer step", batch.step)
         self._steps_done += 1
+        self._check_ess(batch.step, tally.sums.effective_sample_share)
         return self._report(batch, len(samples), tally, self._now() - started)
+
+    def _check_ess(self, step: int, share: float) -> None:
+        """Warns of a train step with few effective samples; raises TrainError after too many in a row."""
+        off = self.settings.loss.off_policy
+        if share >= off.min_ess:
+            self._low_ess_in_a_row = 0
+            return
+        self._low_ess_in_a_row += 1
+        what = f"step {step}: the effective sample size is {share:.3f} of the samples, --min-ess is {off.min_ess:g}"
+        log.warning("%s", what)
+        if self._low_ess_in_a_row > off.max_low_steps:
+            raise TrainError(
+                f"{what}, for {self._low_ess_in_a_row} steps in a row (--max-low-ess-steps {off.max_low_steps}): the "
+                "samples come from too different policies; lower --max-staleness or --lr"
+            )
 
     def _slices(self, samples: list[TrainSample], tally: _Tally) -> list[_Slice]:
         size = self.settings.samples_per_optimizer_step or len(samples)
@@ -119,7 +136,7 @@ class LocalBackend:
         kl_trains = self.settings.loss.kl_coef > 0
         live = [[i for i, s in enumerate(piece) if kl_trains or any(s.advantages)] for piece in pieces]
         old: list[Floats] | None = None
-        if len(pieces) > 1:
+        if len(pieces) > 1 and not self.settings.loss.off_policy.interpolates:
             started = self._now()
             old = self.logprobs(samples)
             tally.forward += self._now() - started
@@ -199,6 +216,8 @@ class LocalBackend:
             behaviour=tokens([s.logprobs for s in part.samples]),
             advantages=tokens([s.advantages for s in part.samples]),
             weights=tokens(part.weights),
+            sample=torch.from_numpy(rows.sample).to(self._model.device),
+            lags=tokens([s.lags or (0,) * len(s.response_ids) for s in part.samples]),
             old=None if part.old is None else tokens(part.old),
             reference=reference,
         )
@@ -239,6 +258,9 @@ class LocalBackend:
             mismatch_mean=sums.mean("mismatch"),
             mismatch_max=sums.mismatch_max,
             mismatch_k3=sums.mean("mismatch_k3"),
+            importance_mean=sums.mean("weight") if sums.tokens else 1.0,
+            importance_max=sums.weight_max if sums.tokens else 1.0,
+            importance_bounded_share=sums.mean("bounded"),
             seconds_forward=tally.forward,
             seconds_backward=tally.backward,
             seconds_optimizer=tally.optimizer,
@@ -250,7 +272,11 @@ class LocalBackend:
 
     def save(self, folder: Path) -> None:
         save_state(
-            folder, self._flat, Counters(self._steps_done, self._optimizer.steps, self._nonfinite_in_a_row)
+            folder,
+            self._flat,
+            Counters(
+                self._steps_done, self._optimizer.steps, self._nonfinite_in_a_row, self._low_ess_in_a_row
+            ),
         )
 
     def load(self, folder: Path) -> None:
@@ -258,3 +284,4 @@ class LocalBackend:
         self._steps_done = counters.steps_done
         self._optimizer.steps = counters.optimizer_steps
         self._nonfinite_in_a_row = counters.nonfinite_in_a_row
+        self._low_ess_in_a_row = counters.low_ess_in_a_row

@@ -5,6 +5,7 @@ Promises: `faults` finds every contradiction at once; nothing else in `train` ch
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,41 @@ class OptimizerSettings:
     min_lr_ratio: float = 0.0
 
 
+OFF_POLICY_BOUNDS = {
+    "none": (0.0, math.inf),
+    "tis": (0.0, 2.0),
+    "mis": (0.5, 5.0),
+    "sequence": (0.0, 2.0),
+    "decoupled": (0.0, 5.0),
+}
+
+
+@dataclass(frozen=True)
+class OffPolicy:
+    """The correction for tokens of older policies (turnout.train.off_policy). `low` and `cap` bound the weights, None
+    means those of OFF_POLICY_BOUNDS. `prox` is how the proximal policy of `decoupled` is found; `rollout_logprobs`
+    clips the ratio to the engine's log-probs instead of the trainer's own. A train step whose effective sample size,
+    as a share of its tokens (of its sequences for `sequence`), is below `min_ess` is told; more than `max_low_steps`
+    in a row end the run."""
+
+    kind: Literal["none", "tis", "mis", "sequence", "decoupled"] = "none"
+    low: float | None = None
+    cap: float | None = None
+    prox: Literal["recompute", "interpolate"] = "recompute"
+    rollout_logprobs: bool = False
+    min_ess: float = 0.0
+    max_low_steps: int = 3
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        low, cap = OFF_POLICY_BOUNDS[self.kind]
+        return low if self.low is None else self.low, cap if self.cap is None else self.cap
+
+    @property
+    def interpolates(self) -> bool:
+        return self.kind == "decoupled" and self.prox == "interpolate"
+
+
 @dataclass(frozen=True)
 class LossSettings:
     """The objective. The ratio is clipped to [1 - eps_clip, 1 + eps_clip_high]; `kl_coef` weighs the KL to
@@ -39,6 +75,7 @@ class LossSettings:
     kl_coef: float = 0.0
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
     aggregate: Literal["token", "sample"] = "token"
+    off_policy: OffPolicy = OffPolicy()
 
 
 @dataclass(frozen=True)
@@ -67,7 +104,8 @@ class TrainerSettings:
 
     def faults(self) -> list[Fault]:
         """Everything wrong with these values, named by the flags that set them."""
-        o, loss = self.optimizer, self.loss
+        o, loss, off = self.optimizer, self.loss, self.loss.off_policy
+        low, cap = off.bounds if off.kind in OFF_POLICY_BOUNDS else (0.0, math.inf)
         positive = "must be above 0"
         rules: list[tuple[bool, str, object, str]] = [
             (self.dtype in ("bfloat16", "float32"), "--dtype", self.dtype, "must be bfloat16 or float32"),
@@ -98,5 +136,12 @@ class TrainerSettings:
             (loss.kl_coef >= 0, "--kl-loss-coef", loss.kl_coef, "must be 0 or more"),
             (loss.kl_coef == 0 or self.reference is not None, "--kl-loss-coef", loss.kl_coef,
              "needs a reference model, and --ref-load is not set"),
+            (off.kind in OFF_POLICY_BOUNDS, "--off-policy", off.kind,
+             f"must be one of {', '.join(OFF_POLICY_BOUNDS)}"),
+            (0 <= low < 1 < cap, "--off-policy-clip, --off-policy-clip-low", (low, cap), "must enclose 1"),
+            (not (off.rollout_logprobs and off.kind != "none"), "--use-rollout-logprobs", off.kind,
+             "is another correction than --off-policy: the ratio to the engine's log-probs holds it already"),
+            (0 <= off.min_ess <= 1, "--min-ess", off.min_ess, "must be between 0 and 1"),
+            (off.max_low_steps >= 0, "--max-low-ess-steps", off.max_low_steps, "must be 0 or more"),
         ]  # fmt: skip
         return [Fault(where, str(value), reason) for holds, where, value, reason in rules if not holds]

@@ -38,6 +38,8 @@ def test_value_and_gradient_equal_the_loop(kind, kl_coef, aggregate):
         behaviour=flat([s.logprobs for s in samples], samples),
         advantages=flat([s.advantages for s in samples], samples),
         weights=flat(token_weights([s.loss_mask for s in samples], aggregate), samples),
+        sample=flat([[i] * len(s.loss_mask) for i, s in enumerate(samples)], samples),
+        lags=flat([s.lags for s in samples], samples),
         old=flat(old, samples),
         reference=flat(ref, samples),
     )
@@ -52,7 +54,12 @@ def test_value_and_gradient_equal_the_loop(kind, kl_coef, aggregate):
 def inputs_of(advantages, behaviour, old):
     count = len(advantages)
     return LossInputs(
-        torch.tensor(behaviour), torch.tensor(advantages), torch.full((count,), 1 / count), torch.tensor(old)
+        torch.tensor(behaviour),
+        torch.tensor(advantages),
+        torch.full((count,), 1 / count),
+        torch.zeros(count, dtype=torch.int64),
+        torch.zeros(count),
+        torch.tensor(old),
     )
 
 

@@ -1,0 +1,124 @@
+"""Verdicts on old tokens: what becomes of a group that holds tokens over `--max-staleness`. Pure.
+
+Lag of a token: train steps done when it trains, less train steps done when its version was exported. Only tokens
+that may train (loss mask 1) are judged. Over the bound S:
+
+    drop     the group ends, with the lag as its reason
+    replay   its prompt goes back to the source as a new attempt; its tokens are gone
+    mask     those tokens carry no loss; a member with too few tokens left trains none of them, and its reward stays
+             in the group's baseline. A group of which nothing is left is dropped: it would take a place for nothing
+
+Promises: a group without a token over S is kept as it is (the same object); after the verdict no token of what
+trains is over S; a token of a version that was never committed here has no lag and raises, unless it is masked.
+Importance weights are no verdict: turnout.train.off_policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from turnout.core.errors import InvariantBroken
+from turnout.core.types import RolloutGroup, Trajectory
+
+
+class Fate(StrEnum):
+    KEEP = "keep"
+    MASK = "mask"
+    REPLAY = "replay"
+    DROP = "drop"
+
+
+@dataclass(frozen=True)
+class StalenessPolicy:
+    """`max_staleness` is S, `over` what happens above it. With `mask`, `min_unmasked_share` is the least share of a
+    member's trainable tokens that must be left; with less, none of them trains."""
+
+    max_staleness: int
+    over: Fate = Fate.DROP
+    min_unmasked_share: float = 0.5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a group. `lag` is the greatest lag of its trainable tokens, the one that decided; `group` is
+    what may train (with KEEP and MASK), `masked` the trainable tokens that it lost, `reason` says why it may not."""
+
+    fate: Fate
+    lag: int
+    group: RolloutGroup
+    masked: int = 0
+    reason: str = ""
+
+    @property
+    def evicted(self) -> bool:
+        """The group leaves its batch, and another one takes its place."""
+        return self.fate in (Fate.DROP, Fate.REPLAY)
+
+
+def token_lags(member: Trajectory, exported_at: Mapping[str, int], steps_done: int) -> tuple[int, ...]:
+    """Lag of each response token, [T]. `exported_at` gives the train steps done at the export of each version
+    committed here; a masked token of any other version counts as 0. Raises InvariantBroken for a trainable one."""
+    lags: list[int] = []
+    for tokens, label in member.spans.runs:
+        first = len(lags)
+        if label in exported_at:
+            lag = steps_done - exported_at[label]
+        elif any(member.loss_mask[first : first + tokens]):
+            raise InvariantBroken(f"tokens of {label}, never committed here")
+        else:
+            lag = 0
+        lags += [lag] * tokens
+    return tuple(lags)
+
+
+def judge(
+    group: RolloutGroup, exported_at: Mapping[str, int], steps_done: int, policy: StalenessPolicy
+) -> Verdict:
+    """The verdict on a completed group that would train as step `steps_done` (counted from 0).
+
+    Raises InvariantBroken, naming the group, where a trainable token's version was never committed here.
+    """
+    try:
+        lags = [token_lags(member, exported_at, steps_done) for member in group.trajectories]
+    except InvariantBroken as fault:
+        raise InvariantBroken(f"group {group.group_id} holds {fault}") from None
+    bound = policy.max_staleness
+    lag = max((_oldest(t, a) for t, a in zip(group.trajectories, lags)), default=0)
+    if lag <= bound:
+        return Verdict(Fate.KEEP, lag, group)
+    if policy.over is not Fate.MASK:
+        return Verdict(policy.over, lag, group, reason=f"stale: lag {lag}, --max-staleness {bound}")
+    masked = tuple(_masked(t, a, policy) for t, a in zip(group.trajectories, lags))
+    lost = sum(sum(t.loss_mask) - sum(m.loss_mask) for t, m in zip(group.trajectories, masked))
+    if not any(any(m.loss_mask) for m in masked):
+        reason = f"stale: nothing is left at lag {lag}, --max-staleness {bound}"
+        return Verdict(Fate.DROP, lag, group, reason=reason)
+    return Verdict(Fate.MASK, lag, replace(group, trajectories=masked), masked=lost)
+
+
+def trained_lags(
+    groups: Iterable[RolloutGroup], exported_at: Mapping[str, int], steps_done: int
+) -> Counter[int]:
+    """How many trainable tokens of the groups have which lag."""
+    return Counter(
+        lag
+        for group in groups
+        for member in group.trajectories
+        for lag, may_train in zip(token_lags(member, exported_at, steps_done), member.loss_mask)
+        if may_train
+    )
+
+
+def _oldest(member: Trajectory, lags: tuple[int, ...]) -> int:
+    return max((lag for lag, may_train in zip(lags, member.loss_mask) if may_train), default=0)
+
+
+def _masked(member: Trajectory, lags: tuple[int, ...], policy: StalenessPolicy) -> Trajectory:
+    """The member without loss on tokens over the bound, or on any where too few are left."""
+    mask = tuple(m if lag <= policy.max_staleness else 0 for m, lag in zip(member.loss_mask, lags))
+    if sum(mask) < policy.min_unmasked_share * sum(member.loss_mask):
+        mask = (0,) * len(mask)
+    return member if mask == member.loss_mask else replace(member, loss_mask=mask)
