@@ -1,4 +1,5 @@
-"""What must hold between the options of the schedule: the lead, the bound on the lag, slots, window, deadlines."""
+"""What must hold between the options of the schedule: the lead, the bound on the lag, slots, window, deadlines,
+and the off-policy correction."""
 
 from __future__ import annotations
 
@@ -70,6 +71,32 @@ def batch_outlasts_a_sample(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--rollout-timeout-s", f"{c.rollout_timeout_s:g}", reason, "raise it")
 
 
+def staleness_options_are_used(c: RunConfig) -> Iterator[Fault]:
+    if c.staleness_policy != "mask" and c.min_unmasked_share != 0.5:
+        reason = f"--staleness-policy {c.staleness_policy} masks no token"
+        yield Fault(
+            "--min-unmasked-share", f"{c.min_unmasked_share:g}", reason, "give --staleness-policy mask"
+        )
+
+
+def off_policy_options_are_used(c: RunConfig) -> Iterator[Fault]:
+    if c.off_policy == "none":
+        for flag, value in (
+            ("--off-policy-clip", c.off_policy_clip),
+            ("--off-policy-clip-low", c.off_policy_clip_low),
+        ):
+            if value is not None:
+                yield Fault(flag, f"{value:g}", "there is no weight to bound", "give --off-policy")
+    elif c.use_rollout_logprobs:
+        reason = (
+            f"the ratio to the engine's log-probs is a correction already, --off-policy is {c.off_policy}"
+        )
+        yield Fault("--use-rollout-logprobs", "", reason, "leave one of the two out")
+    if c.prox_logp == "interpolate" and c.off_policy != "decoupled":
+        reason = f"--off-policy {c.off_policy} has no proximal policy"
+        yield Fault("--prox-logp", c.prox_logp, reason, "give --off-policy decoupled")
+
+
 SCHEDULE_CHECKS = (
     only_async_leads,
     deterministic_is_ordered,
@@ -77,4 +104,6 @@ SCHEDULE_CHECKS = (
     slots_keep_the_lead,
     interval_is_fresh_enough,
     batch_outlasts_a_sample,
+    staleness_options_are_used,
+    off_policy_options_are_used,
 )

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from turnout.config.groups.algorithm import AlgorithmOptions, OptimizerOptions, TrainerOptions
+from turnout.config.groups.algorithm import (
+    AlgorithmOptions,
+    OffPolicyOptions,
+    OptimizerOptions,
+    TrainerOptions,
+)
 from turnout.config.groups.data import DataOptions, EvalOptions
 from turnout.config.groups.engine import EngineOptions
 from turnout.config.groups.model import ModelOptions
@@ -28,6 +33,7 @@ GROUPS: tuple[type[Options], ...] = (
     ScheduleOptions,
     EngineOptions,
     AlgorithmOptions,
+    OffPolicyOptions,
     OptimizerOptions,
     TrainerOptions,
     WeightOptions,
@@ -45,6 +51,7 @@ class RunConfig(
     ScheduleOptions,
     EngineOptions,
     AlgorithmOptions,
+    OffPolicyOptions,
     OptimizerOptions,
     TrainerOptions,
     WeightOptions,

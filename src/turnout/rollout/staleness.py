@@ -44,7 +44,7 @@ class StalenessPolicy:
 @dataclass(frozen=True)
 class Verdict:
     """What becomes of a group. `lag` is the greatest lag of its trainable tokens, the one that decided; `group` is
-    what may train (with KEEP and MASK), `masked` the trainable tokens that it lost, `reason` says why it may not."""
+    what may train (KEEP, MASK), `masked` counts the trainable tokens that it lost, `reason` says why it may not."""
 
     fate: Fate
     lag: int

@@ -14,7 +14,7 @@ from turnout.rollout.prompts import DataSpec
 from turnout.rollout.worker import SamplingPlan
 from turnout.serving.launcher import EngineLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
-from turnout.train.settings import LossSettings, OptimizerSettings, TrainerSettings
+from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
 from turnout.transfer.updater import UpdatePolicy
 from turnout.weights.stock_checksums import StockEngine
 
@@ -117,6 +117,15 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
             kl_coef=config.kl_loss_coef,
             kl_kind=config.kl_loss_type,
             aggregate=config.loss_aggregation,
+            off_policy=OffPolicy(
+                config.off_policy,
+                config.off_policy_clip_low,
+                config.off_policy_clip,
+                config.prox_logp,
+                config.use_rollout_logprobs,
+                config.min_ess,
+                config.max_low_ess_steps,
+            ),
         ),
         temperature=config.rollout_temperature,
         max_tokens_per_micro_batch=config.max_tokens_per_gpu,

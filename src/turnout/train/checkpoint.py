@@ -22,7 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Counters:
-    """Train batches consumed, optimizer steps applied, non-finite steps and steps of few effective samples in a row."""
+    """Train batches consumed, optimizer steps applied; steps in a row that were not finite, or of few samples."""
 
     steps_done: int = 0
     optimizer_steps: int = 0

@@ -126,8 +126,8 @@ class LocalBackend:
         log.warning("%s", what)
         if self._low_ess_in_a_row > off.max_low_steps:
             raise TrainError(
-                f"{what}, for {self._low_ess_in_a_row} steps in a row (--max-low-ess-steps {off.max_low_steps}): the "
-                "samples come from too different policies; lower --max-staleness or --lr"
+                f"{what}, for {self._low_ess_in_a_row} steps in a row (--max-low-ess-steps {off.max_low_steps}): "
+                "the samples come from too different policies; lower --max-staleness or --lr"
             )
 
     def _slices(self, samples: list[TrainSample], tally: _Tally) -> list[_Slice]:

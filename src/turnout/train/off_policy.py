@@ -8,9 +8,9 @@ at lag 0, where it corrects for the engine's kernels alone:
     tis         clamp(exp(gap), low, cap): truncated IS (Yao et al. 2025, "Your efficient RL framework secretly
                 brings you off-policy RL training"; Espeholt et al. 2018, arXiv 1802.01561)
     mis         exp(gap) inside [low, cap], else 0: masked IS, IcePop (arXiv 2510.18855, arXiv 2512.16144)
-    sequence    clamp(exp(sum of gap over the response's trained tokens), low, cap), the same for all its tokens. The
+    sequence    clamp(exp(sum of gap over the response's trained tokens), low, cap), the same for all of them. The
                 product, not the geometric mean: the reward belongs to the whole response, and the product is the
-                weight that makes its expectation right. It has the variance of its length (arXiv 2602.17616 saw it
+                weight that makes its expectation right. Its variance grows with the length (arXiv 2602.17616 saw it
                 collapse at lag 2 on long tool use, after a fall of the effective sample size): watch --min-ess
     decoupled   exp(gap) up to cap, else 0, and the clipped ratio is taken to `old`, the proximal policy (Hilton et
                 al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298). `--prox-logp interpolate` needs no forward for

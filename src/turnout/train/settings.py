@@ -40,11 +40,13 @@ OFF_POLICY_BOUNDS = {
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """The correction for tokens of older policies (turnout.train.off_policy). `low` and `cap` bound the weights, None
-    means those of OFF_POLICY_BOUNDS. `prox` is how the proximal policy of `decoupled` is found; `rollout_logprobs`
-    clips the ratio to the engine's log-probs instead of the trainer's own. A train step whose effective sample size,
-    as a share of its tokens (of its sequences for `sequence`), is below `min_ess` is told; more than `max_low_steps`
-    in a row end the run."""
+    """The correction for tokens of older policies (turnout.train.off_policy).
+
+    `low` and `cap` bound the weights (None: as in OFF_POLICY_BOUNDS); `prox` is how the proximal policy of
+    `decoupled` is found; `rollout_logprobs` clips the ratio to the engine's log-probs, not the trainer's own. A train
+    step whose effective sample size, as a share of its tokens (of its sequences for `sequence`), is below `min_ess`
+    is told; more than `max_low_steps` in a row end the run.
+    """
 
     kind: Literal["none", "tis", "mis", "sequence", "decoupled"] = "none"
     low: float | None = None

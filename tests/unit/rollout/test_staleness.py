@@ -92,12 +92,14 @@ def test_a_group_of_which_nothing_is_left_is_dropped() -> None:
 
 
 def test_a_masked_token_is_not_judged_whatever_made_it() -> None:
-    """The old part of a resumed trajectory under --mask-offpolicy-in-partial-rollout, or of an abandoned version."""
+    """As the old part under --mask-offpolicy-in-partial-rollout, or tokens of a version that was abandoned."""
     foreign = VersionSpans(((1, "v000009-ffffffffffffffff"), (2, LABELS[5])))
     hidden = trajectory(foreign, 1.0, (0, 1, 1))
     verdict = judge(group(hidden, member((1, 1), (1, 5), mask=(0, 1))), EXPORTED, 5, policy(Fate.DROP))
     assert verdict.fate is Fate.KEEP and verdict.lag == 0
-    with pytest.raises(InvariantBroken, match="group g00000003.0 holds tokens of v000009-f+, never committed"):
+    with pytest.raises(
+        InvariantBroken, match=r"group g00000003\.0 holds tokens of v000009-f+, never committed"
+    ):
         judge(group(trajectory(foreign, 1.0, None)), EXPORTED, 5, policy(Fate.DROP))
 
 
@@ -113,7 +115,7 @@ def test_random_groups_by_the_definition(seed: int) -> None:
     rng = random.Random(seed)
     members = []
     for _ in range(rng.randint(1, 4)):
-        runs = sorted((rng.randint(0, 6) for _ in range(rng.randint(0, 3))))
+        runs = sorted(rng.randint(0, 6) for _ in range(rng.randint(0, 3)))
         made = member(*((rng.randint(1, 4), step) for step in runs))
         members.append(replace(made, loss_mask=tuple(int(rng.random() < 0.8) for _ in made.loss_mask)))
     bound, share, over = rng.randint(0, 4), rng.choice([0.0, 0.3, 0.5, 1.0]), rng.choice(list(Fate)[1:])

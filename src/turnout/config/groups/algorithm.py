@@ -43,6 +43,41 @@ class AlgorithmOptions(Options):
     )
 
 
+class OffPolicyOptions(Options):
+    title: ClassVar[str] = "Off-policy correction"
+
+    off_policy: Literal["none", "tis", "mis", "sequence", "decoupled"] = option(
+        "none",
+        "Weight of a token by how likely the trainer finds it against the engine that made it: none; tis, cut off "
+        "at --off-policy-clip; mis, 0 outside the clips; sequence, of the whole response, truncated; decoupled, 0 "
+        "above the clip, with the ratio clipped around the trainer's own policy (docs/guides/async.md).",
+    )
+    off_policy_clip: float | None = option(
+        None, "Largest weight.", unset="2 for tis and sequence, 5 for mis and decoupled", gt=1
+    )
+    off_policy_clip_low: float | None = option(
+        None, "Smallest weight.", unset="0.5 for mis, 0 for the others", ge=0, lt=1
+    )
+    prox_logp: Literal["recompute", "interpolate"] = option(
+        "recompute",
+        "The proximal policy of --off-policy decoupled: the trainer's before the train step, which costs a forward "
+        "where --num-steps-per-rollout is above 1; or interpolated from the lag, which costs nothing.",
+    )
+    use_rollout_logprobs: bool = option(
+        False, "Clip the probability ratio to the engine's log-probs instead of the trainer's own."
+    )
+    min_ess: float = option(
+        0.1,
+        "Effective sample size of a train step, as a share of its tokens (of its responses for --off-policy "
+        "sequence), below which a step is warned of.",
+        ge=0,
+        le=1,
+    )
+    max_low_ess_steps: int = option(
+        3, "Train steps in a row that may be below --min-ess; one more ends the run.", ge=0
+    )
+
+
 class OptimizerOptions(Options):
     title: ClassVar[str] = "Optimizer"
 

@@ -30,6 +30,18 @@ class ScheduleOptions(Options):
         unit="steps",
         ge=0,
     )
+    staleness_policy: Literal["drop", "replay", "mask"] = option(
+        "drop",
+        "What becomes of a group with tokens over --max-staleness, which --max-lead above it or partial rollouts "
+        "can bring: drop it; replay, its prompt is sampled anew; mask, those tokens carry no loss.",
+    )
+    min_unmasked_share: float = option(
+        0.5,
+        "With --staleness-policy mask: a sample of whose tokens less is left trains none of them, and its reward "
+        "stays in the baseline of its group.",
+        ge=0,
+        le=1,
+    )
     rollout_slots: int | None = option(
         None,
         "Groups that may be admitted and not yet part of a committed version, in --schedule async.",
