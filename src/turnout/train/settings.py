@@ -43,8 +43,8 @@ class OffPolicy:
     """The correction for tokens of older policies (turnout.train.off_policy).
 
     `low` and `cap` bound the weights (None: as in OFF_POLICY_BOUNDS); `prox` is how the proximal policy of
-    `decoupled` is found; `rollout_logprobs` clips the ratio to the engine's log-probs, not the trainer's own. A train
-    step whose effective sample size, as a share of its tokens (of its sequences for `sequence`), is below `min_ess`
+    `decoupled` is found; `rollout_logprobs` clips the ratio to the engine's log-probs, not the trainer's own. A
+    train step whose effective sample size, as a share of its tokens (of its sequences for `sequence`), is below `min_ess`
     is told; more than `max_low_steps` in a row end the run.
     """
 
