@@ -31,6 +31,10 @@ class RunPaths:
         return self.root / "events.jsonl"
 
     @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
 

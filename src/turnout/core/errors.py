@@ -16,6 +16,8 @@ TurnoutError (1)
 +-- TrainError (6)             non-finite loss, a batch that breaks a promise
 |   +-- NothingToTrain         the filter left no batch: the run ends with a checkpoint of what it has
 +-- DeadlineExceeded (7)       names what was waited for
++-- LedgerError (8)            the ledger can't be written: disk full, input/output error
+|   +-- OwnerLost              a later incarnation of the run writes it: this process stops
 +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
 +-- InvariantBroken (70)       the program contradicts its own promises
 """
@@ -134,6 +136,16 @@ class DeadlineExceeded(TurnoutError):
     def __init__(self, what: str, seconds: float) -> None:
         self.what, self.seconds = what, seconds
         super().__init__(f"waited {seconds:g} s for {what}")
+
+
+class LedgerError(TurnoutError):
+    """The ledger can't be written. What was asked for was not done, nor said; what was done before is there."""
+
+    exit_status = 8
+
+
+class OwnerLost(LedgerError):
+    """A later incarnation of the run took the ledger: this process must not write, or say, anything more."""
 
 
 class IllegalTransition(TurnoutError):

@@ -16,12 +16,16 @@ class Event:
 
 @dataclass(frozen=True)
 class RunStarted(Event):
+    """`resumed_at` is the number of train steps done at the checkpoint that a later incarnation goes on from: what
+    was trained at that step or later is as if it had never been."""
+
     run_id: str
     incarnation: int
     seed: int
     schedule: str
     max_lag: int
     trust_label: bool = False
+    resumed_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,34 @@ class GroupCompleted(Event):
 
 
 @dataclass(frozen=True)
+class GroupCut(Event):
+    """Stopped at a token boundary; `tokens` so far, of all members."""
+
+    group: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class GroupResumed(Event):
+    """Goes on from the tokens that it has."""
+
+    group: str
+    tokens: int
+
+
+@dataclass(frozen=True)
 class GroupDropped(Event):
     group: str
     reason: str
+
+
+@dataclass(frozen=True)
+class GroupRequeued(Event):
+    """This attempt has ended; `attempt` is the group that samples its prompt anew."""
+
+    group: str
+    reason: str
+    attempt: str
 
 
 @dataclass(frozen=True)

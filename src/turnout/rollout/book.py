@@ -1,84 +1,178 @@
-"""The book of groups: every prompt taken has one state here until its one end.
+"""The book of groups: the one place where a group changes its state.
 
-Owns the state of each group and tells the event log of each change. `open_groups` is what would be lost if
-the run ended now; `counts` are the numbers of the summary. Groups that have ended are forgotten but counted,
-so memory is bounded by what is open.
+    with book.transaction():        several moves that are written together; each call alone is one, too
+        book.admit(group, step)     -> WAITING
+
+Owns the group machine's table as it is applied, what is written of it (turnout.rollout.ledger), and what is told
+(core.events). Promises: an event that the table does not allow raises and changes nothing; a move is told after it
+is written, never before; the counts by state add up to the groups admitted after every transaction.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from turnout.core.errors import InvariantBroken
-from turnout.core.events import GroupCompleted, GroupDropped, GroupTaken, GroupTrained
+from turnout.core.events import (
+    Event,
+    GroupCompleted,
+    GroupCut,
+    GroupDropped,
+    GroupRequeued,
+    GroupResumed,
+    GroupTaken,
+    GroupTrained,
+)
 from turnout.core.ports import EventSink
-from turnout.core.types import RolloutGroup, Trajectory
-from turnout.rollout.group_machine import TABLE, GroupEvent, GroupState
+from turnout.core.types import Prompt, RolloutGroup, Trajectory
+from turnout.rollout.group_machine import OPEN, TABLE, GroupEvent, GroupState
+from turnout.rollout.ledger import Ledger
+from turnout.rollout.ledger_rows import GroupRow, next_attempt, token_bytes
 
 
-@dataclass
 class GroupBook:
-    """States of the groups of one run. Every method raises IllegalTransition for an event out of order."""
+    """States of the groups of one run. Every move raises IllegalTransition where the table has no such row, and
+    InvariantBroken for a group that was never admitted."""
 
-    events: EventSink
-    taken: int = 0
-    trained: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    open_groups: dict[str, GroupState] = field(default_factory=dict)
+    def __init__(self, events: EventSink, ledger: Ledger) -> None:
+        self.ledger, self._events = ledger, events
+        self._admitted = ledger.counts.total()
 
-    def take(self, group: RolloutGroup, step: int) -> None:
-        """A prompt left the source for this train step."""
-        if group.group_id in self.open_groups:
-            raise InvariantBroken(f"group {group.group_id} was taken twice")
-        self.open_groups[group.group_id] = GroupState.WAITING
-        self.taken += 1
-        self.events.emit(GroupTaken(group.group_id, group.prompt.prompt_id, step))
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Moves within are written together, and told once they are; or none of them is."""
+        admitted = self._admitted
+        try:
+            with self.ledger.transaction():
+                yield
+                if (
+                    self.ledger.counts.total() != self._admitted
+                    or min(self.ledger.counts.values(), default=0) < 0
+                ):
+                    raise InvariantBroken(
+                        f"{self._admitted} groups were admitted: {dict(self.ledger.counts)}"
+                    )
+        except BaseException:
+            self._admitted = admitted
+            raise
+
+    def admit(self, group: RolloutGroup, step: int) -> None:
+        """A prompt left the source for this train step; a slot is charged."""
+        with self.transaction():
+            self.ledger.add(group, step)
+            self._admitted += 1
+            self._tell(GroupTaken(group.group_id, group.prompt.prompt_id, step))
 
     def start(self, group_id: str) -> None:
         self._move(group_id, GroupEvent.START)
 
-    def complete(self, group: RolloutGroup) -> None:
-        self._move(group.group_id, GroupEvent.COMPLETE)
-        members = group.trajectories
-        lengths = [[len(t.response_ids), len(t.logprobs), len(t.loss_mask), len(t.spans)] for t in members]
-        self.events.emit(
-            GroupCompleted(
-                group.group_id, lengths, versions_of(group), group.rewards, samples_digest(group.trajectories)
-            )
-        )
+    def cut(self, group_id: str) -> None:
+        """Its requests have ended at a token boundary. What was journalled is what it has."""
+        with self.transaction():
+            self._move(group_id, GroupEvent.CUT)
+            self._tell(GroupCut(group_id, self.ledger.token_count(group_id)))
 
-    def consume(self, group_id: str) -> None:
-        """The group is in a train batch."""
-        self._move(group_id, GroupEvent.TAKE)
+    def resume(self, group_id: str) -> None:
+        """It goes on from its tokens."""
+        with self.transaction():
+            self._move(group_id, GroupEvent.RESUME)
+            self._tell(GroupResumed(group_id, self.ledger.token_count(group_id)))
+
+    def complete(self, group: RolloutGroup) -> None:
+        """All members are generated and scored; they are stored."""
+        with self.transaction():
+            self._move(group.group_id, GroupEvent.COMPLETE)
+            self.ledger.store(group)
+            self._tell(completed_event(group))
+
+    def take(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        """The groups are the batch of this step, in this order."""
+        with self.transaction():
+            for group in groups:
+                self._move(group.group_id, GroupEvent.TAKE, step)
+            self.ledger.put_batch(step, [group.group_id for group in groups])
+
+    def give_back(self, group_id: str) -> None:
+        """Its batch does not train: it is complete, and waits again."""
+        self._move(group_id, GroupEvent.RETURN)
 
     def train(self, group: RolloutGroup, step: int, lag: int) -> None:
-        self._move(group.group_id, GroupEvent.TRAIN)
-        self.trained += 1
-        self.events.emit(GroupTrained(group.group_id, step, versions_of(group), lag))
+        """The group was trained; `lag` is the greatest of its tokens."""
+        with self.transaction():
+            self._move(group.group_id, GroupEvent.TRAIN, step)
+            self._tell(GroupTrained(group.group_id, step, versions_of(group), lag))
 
     def drop(self, group_id: str, reason: str) -> None:
-        self._move(group_id, GroupEvent.DROP)
-        self.dropped[reason] += 1
-        self.events.emit(GroupDropped(group_id, reason))
+        """It ends without being trained; its tokens are forgotten."""
+        with self.transaction():
+            self._move(group_id, GroupEvent.DROP, cause=reason)
+            self.ledger.forget([group_id])
+            self._tell(GroupDropped(group_id, reason))
+
+    def requeue(self, group_id: str, prompt: Prompt, step: int, reason: str) -> RolloutGroup:
+        """This attempt ends, its tokens are forgotten; its prompt's next attempt is admitted for `step`."""
+        with self.transaction():
+            row = self._move(group_id, GroupEvent.REQUEUE, cause=reason)
+            self.ledger.forget([group_id])
+            again = next_attempt(row, prompt)
+            self._tell(GroupRequeued(group_id, reason, again.group_id))
+            self.admit(again, step)
+        return again
+
+    def roll_back(self, step: int) -> None:
+        """On resume with `step` train steps done: groups trained at that step or later, and those of batches that
+        did not train, are complete again; those in flight have what was journalled. RunStarted tells it."""
+        with self.transaction():
+            for row in self.ledger.trained_since(step):
+                self._move(row.group_id, GroupEvent.RESTORE, step)
+            for row in self.ledger.open_rows():
+                if row.state is GroupState.TAKEN:
+                    self._move(row.group_id, GroupEvent.RETURN, step)
+                elif row.state is GroupState.INFLIGHT:
+                    self._move(row.group_id, GroupEvent.CUT, step)
+
+    @property
+    def open_groups(self) -> dict[str, GroupState]:
+        """What would be lost if it were forgotten now, by ordinal."""
+        return {row.group_id: row.state for row in self.ledger.open_rows()}
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Groups by the reason of their end. Reads all groups."""
+        return self.ledger.causes(GroupState.DROPPED)
 
     def counts(self) -> dict[str, int]:
-        """taken, trained, dropped, lost: lost is what is neither trained, dropped nor still open."""
-        dropped = self.dropped.total()
-        lost = self.taken - self.trained - dropped - len(self.open_groups)
-        return {"taken": self.taken, "trained": self.trained, "dropped": dropped, "lost": lost}
+        """taken, trained, dropped, requeued, lost: lost is what is neither of these nor still open."""
+        counts = self.ledger.counts
+        ended = {
+            "trained": counts[GroupState.TRAINED],
+            "dropped": counts[GroupState.DROPPED],
+            "requeued": counts[GroupState.REQUEUED],
+        }
+        lost = self._admitted - sum(ended.values()) - sum(counts[state] for state in OPEN)
+        return {"taken": self._admitted, **ended, "lost": lost}
 
-    def _move(self, group_id: str, event: GroupEvent) -> None:
-        state = self.open_groups.get(group_id)
-        if state is None:
-            raise InvariantBroken(f"group {group_id} got {event} but is not open")
-        after = TABLE.after(state, event)
-        if after in (GroupState.TRAINED, GroupState.DROPPED):
-            del self.open_groups[group_id]
-        else:
-            self.open_groups[group_id] = after
+    def _move(
+        self, group_id: str, event: GroupEvent, step: int | None = None, cause: str | None = None
+    ) -> GroupRow:
+        """The row as it was before."""
+        with self.transaction():
+            row = self.ledger.row(group_id)
+            self.ledger.move(row, event, TABLE.after(row.state, event), step, cause)
+        return row
+
+    def _tell(self, event: Event) -> None:
+        self.ledger.after_commit(lambda: self._events.emit(event))
+
+
+def completed_event(group: RolloutGroup) -> GroupCompleted:
+    """What is told of a group that is complete."""
+    members = group.trajectories
+    lengths = [[len(t.response_ids), len(t.logprobs), len(t.loss_mask), len(t.spans)] for t in members]
+    return GroupCompleted(group.group_id, lengths, versions_of(group), group.rewards, samples_digest(members))
 
 
 def versions_of(group: RolloutGroup) -> list[str]:
@@ -87,6 +181,11 @@ def versions_of(group: RolloutGroup) -> list[str]:
 
 
 def samples_digest(samples: Iterable[Trajectory]) -> str:
-    """16 hex digits over token ids and the exact log-probs of samples in order."""
-    text = repr([(t.response_ids, t.logprobs) for t in samples])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    """16 hex digits over token ids (int32) and the exact log-probs (float64) of samples in order, and their
+    lengths."""
+    digest = hashlib.blake2b(digest_size=8)
+    for sample in samples:
+        digest.update(len(sample.response_ids).to_bytes(8, "little"))
+        for part in token_bytes(sample):
+            digest.update(part)
+    return digest.hexdigest()

@@ -89,7 +89,7 @@ class Collector:
         started: dict[asyncio.Task[RolloutGroup], RolloutGroup] = {}
         for ordinal, prompt in self._source.take(missing):
             group = RolloutGroup(f"g{ordinal:08d}.0", ordinal, 0, prompt)
-            self._book.take(group, step)
+            self._book.admit(group, step)
             self._book.start(group.group_id)
             started[asyncio.ensure_future(self._generator.group(group, plan, self._seeds))] = group
         return started

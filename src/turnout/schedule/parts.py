@@ -45,8 +45,7 @@ class BatchMaker:
         got = await self._collector.collect(step, plan.groups, plan.sampling, plan.limits)
         if not got.groups:
             return None
-        for group in got.groups:
-            self._book.consume(group.group_id)
+        self._book.take(step, got.groups)
         samples = build_samples(got.groups, plan.normalize_std)
         versions = sorted(
             {label for group in got.groups for t in group.trajectories for label in t.spans.labels}

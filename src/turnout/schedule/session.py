@@ -30,6 +30,9 @@ from turnout.observe.run_view import EngineView
 from turnout.rollout.book import GroupBook
 from turnout.rollout.collect import Collector
 from turnout.rollout.evaluate import EvalSet
+from turnout.rollout.ledger import Ledger
+from turnout.rollout.ledger_owner import Claim
+from turnout.rollout.ledger_schema import open_database
 from turnout.rollout.prompts import load_prompts
 from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.source import PromptSource
@@ -144,7 +147,10 @@ class Session:
             board = self.paths.tensorboard if self.config.tensorboard else None
             metrics = stack.enter_context(MetricsLog(self.paths.metrics, board))
             stack.enter_context(panel)
-            book = GroupBook(events)
+            ledger = stack.enter_context(
+                Ledger(open_database(self.paths.ledger), Claim.of_this_process(self._clock))
+            )
+            book = GroupBook(events, ledger)
             schedule = SCHEDULES[self.config.schedule]
             events.emit(
                 RunStarted(

@@ -12,12 +12,22 @@ from turnout.rollout.group_machine import GroupEvent, GroupState
 GROUP_ROWS = {
     "waiting start": "inflight",
     "waiting drop": "dropped",
+    "waiting requeue": "requeued",
     "inflight complete": "completed",
+    "inflight cut": "partial",
     "inflight drop": "dropped",
+    "inflight requeue": "requeued",
+    "partial resume": "inflight",
+    "partial drop": "dropped",
+    "partial requeue": "requeued",
     "completed take": "taken",
     "completed drop": "dropped",
+    "completed requeue": "requeued",
     "taken train": "trained",
+    "taken return": "completed",
     "taken drop": "dropped",
+    "taken requeue": "requeued",
+    "trained restore": "completed",
 }
 
 
@@ -36,8 +46,9 @@ def test_every_pair_of_the_group_machine(state: GroupState, event: GroupEvent) -
 
 
 def test_the_ends_of_a_group_are_final() -> None:
-    for end in (GroupState.TRAINED, GroupState.DROPPED):
+    for end in (GroupState.DROPPED, GroupState.REQUEUED):
         assert not any(GROUP.allows(end, event) for event in GroupEvent)
+    assert [event for event in GroupEvent if GROUP.allows(GroupState.TRAINED, event)] == [GroupEvent.RESTORE]
 
 
 def test_a_table_keeps_its_own_rows() -> None:

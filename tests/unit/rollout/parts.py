@@ -12,6 +12,9 @@ from turnout.placement.real import RealClock
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.book import GroupBook
 from turnout.rollout.collect import CollectLimits, Collector
+from turnout.rollout.ledger import Ledger
+from turnout.rollout.ledger_owner import Claim
+from turnout.rollout.ledger_schema import Database, open_database
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator, SamplingPlan
@@ -45,6 +48,12 @@ class Numbers:
         return " ".join(map(str, token_ids))
 
 
+def memory_ledger(database: Database | None = None) -> Ledger:
+    """A ledger in memory; of an earlier one's database, its next incarnation."""
+    claim = Claim(RealClock(), "here", 1, lives=lambda pid: False)
+    return Ledger(database or open_database(None), claim)
+
+
 class Log:
     """An event sink that keeps what it gets."""
 
@@ -76,7 +85,7 @@ class Bench:
     ) -> None:
         self.clock = clock or QuickClock()
         self.log, self.source = Log(), PromptSource(prompts(rows), SeedTree(0), False, 1)
-        self.book = GroupBook(self.log)
+        self.book = GroupBook(self.log, memory_ledger())
         self.scored: list[tuple[int, str]] = []
 
         async def score(prompt: str, response: str, label: Any) -> Any:

@@ -85,7 +85,7 @@ def test_one_failed_group_is_replaced_by_one_prompt() -> None:
 def test_every_group_is_told_with_its_step() -> None:
     _, bench = collected(3)
     assert bench.log.of(GroupTaken) == [GroupTaken(f"g0000000{n}.0", f"p{n}", 0) for n in range(3)]
-    assert bench.book.counts() == {"taken": 3, "trained": 0, "dropped": 0, "lost": 0}
+    assert bench.book.counts() == {"taken": 3, "trained": 0, "dropped": 0, "requeued": 0, "lost": 0}
     assert len(bench.book.open_groups) == 3
 
 

@@ -1,0 +1,232 @@
+"""The ledger: what became of every group, written before it is said. One writer, one thread.
+
+    with ledger.transaction():      nested ones join; all of it is there after the outermost, or none
+        ledger.move(...)            only GroupBook moves groups
+        ledger.after_commit(say)    effects wait until what they tell is written
+
+Owns ledger.sqlite. Promises: when a transaction has returned, what it wrote outlives this process, whenever it is
+killed (docs/guides/ledger.md); when it raises, nothing of it is there, no effect of it has happened, and `counts`
+are what they were; a later incarnation's ledger is never written (OwnerLost). `counts` are kept by state in O(1),
+read from the file when it is opened. Reading is turnout.rollout.ledger_read, which needs no owner.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+from turnout.core.errors import InvariantBroken, LedgerError
+from turnout.core.ports import Clock
+from turnout.core.types import RolloutGroup
+from turnout.core.version import WeightVersion
+from turnout.rollout.group_machine import GroupEvent, GroupState
+from turnout.rollout.ledger_owner import Claim, Ownership
+from turnout.rollout.ledger_read import LedgerReader
+from turnout.rollout.ledger_rows import GroupRow, Piece, piece_row
+from turnout.rollout.ledger_schema import Database
+
+ADMIT = "admit"
+_PIECE = "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_JOURNAL = """INSERT INTO trajectories SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
+    WHERE EXISTS (SELECT 1 FROM groups WHERE group_id = ?1 AND state = 'inflight')"""
+_FORGET = """UPDATE trajectories SET tokens = NULL, logprobs = NULL, loss_mask = NULL, kv_mixed = NULL, text = NULL
+    WHERE group_id = ?1 AND EXISTS (
+        SELECT 1 FROM groups WHERE group_id = ?1 AND state IN ('trained', 'dropped', 'requeued'))"""
+
+
+class Ledger(LedgerReader):
+    """The writer. `incarnation` is the one that it got; `counts` the number of groups by state."""
+
+    def __init__(self, database: Database, claim: Claim) -> None:
+        """Takes the ledger (turnout.rollout.ledger_owner says when that is refused)."""
+        super().__init__(database)
+        self._clock: Clock = claim.clock
+        self._depth, self._failed = 0, False
+        self._after: list[Callable[[], None]] = []
+        if self._connection.in_transaction:  # whoever had an in-memory database before was stopped in one
+            self._connection.rollback()
+        self._owner = Ownership(self._connection, claim)
+        self.counts = self.count_states()
+
+    @property
+    def incarnation(self) -> int:
+        return self._owner.incarnation
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is written within is there at the end, or nothing of it. Raises LedgerError, OwnerLost."""
+        if self._depth:
+            self._depth += 1
+            try:
+                yield
+            except BaseException:
+                self._failed = True  # also where the caller goes on: half of a nested one must not stay
+                raise
+            finally:
+                self._depth -= 1
+            return
+        counts = self.counts.copy()
+        self._depth, self._failed = 1, False
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._owner.check()
+            yield
+            self._commit()
+        except BaseException as error:
+            self._after.clear()
+            self.counts = counts
+            if self._connection.in_transaction:
+                self._connection.rollback()
+            if isinstance(error, sqlite3.OperationalError):
+                raise LedgerError(f"ledger {self.path or 'in memory'} can't be written: {error}") from None
+            raise
+        finally:
+            self._depth = 0
+        effects, self._after = self._after, []
+        for effect in effects:
+            effect()
+
+    def _commit(self) -> None:
+        if self._failed:
+            raise InvariantBroken("a part of a ledger transaction failed, and the rest went on")
+        self._connection.execute("COMMIT")
+
+    def after_commit(self, effect: Callable[[], None]) -> None:
+        """Within a transaction: `effect` runs once it is written, in order."""
+        self._within()
+        self._after.append(effect)
+
+    def add(self, group: RolloutGroup, step: int) -> None:
+        """A new attempt, WAITING, admitted for this step; raises InvariantBroken where it is there already."""
+        self._within()
+        name, state = group.group_id, GroupState.WAITING
+        row = (name, group.ordinal, group.attempt, group.prompt.prompt_id, state.value, step)
+        try:
+            self._connection.execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, 1)", row)
+        except sqlite3.IntegrityError:
+            raise InvariantBroken(f"group {name} was taken twice") from None
+        self._tell(name, 0, (ADMIT, state.value, step, None))
+        self.counts[state] += 1
+
+    def move(
+        self, row: GroupRow, event: GroupEvent, after: GroupState, step: int | None, cause: str | None
+    ) -> None:
+        """Moves a group from the state of its row, as read in this transaction, to `after`."""
+        self._within()
+        trained = step if after is GroupState.TRAINED else None
+        done = self._connection.execute(
+            "UPDATE groups SET state = ?, trained = ?, cause = ?, moves = moves + 1 "
+            "WHERE group_id = ? AND state = ? AND moves = ?",
+            (after.value, trained, cause, row.group_id, row.state.value, row.moves),
+        )
+        if done.rowcount != 1:
+            raise InvariantBroken(f"group {row.group_id} is not {row.state} any more")
+        self._tell(row.group_id, row.moves, (event.value, after.value, step, cause))
+        self.counts[row.state] -= 1
+        self.counts[after] += 1
+
+    def journal(self, pieces: Iterable[Piece]) -> None:
+        """Adds tokens of members in flight; raises InvariantBroken for a group that is not, or a piece that is
+        there already. Many pieces in one call cost little more than one."""
+        rows = [piece_row(piece) for piece in pieces]
+        with self.transaction():
+            try:
+                done = self._connection.executemany(_JOURNAL, rows)
+            except sqlite3.IntegrityError:
+                raise InvariantBroken("tokens were journalled twice") from None
+            if done.rowcount != len(rows):
+                raise InvariantBroken(f"{len(rows) - done.rowcount} pieces belong to groups not in flight")
+
+    def store(self, group: RolloutGroup) -> None:
+        """The whole members of a group, in place of their pieces."""
+        self._within()
+        self._connection.execute("DELETE FROM trajectories WHERE group_id = ?", (group.group_id,))
+        rows = [piece_row(Piece(group.group_id, at, 0, t)) for at, t in enumerate(group.trajectories)]
+        self._connection.executemany(_PIECE, rows)
+
+    def forget(self, group_ids: Iterable[str]) -> None:
+        """Tokens, log-probs, masks and texts of groups that have ended go (of others they stay); what made them,
+        their rewards and histories stay."""
+        with self.transaction():
+            self._connection.executemany(_FORGET, [(name,) for name in group_ids])
+
+    def put_batch(self, step: int, group_ids: Sequence[str]) -> None:
+        """What a step is made of, in order; of one incarnation the last one counts."""
+        with self.transaction():
+            row = (step, self.incarnation, json.dumps(list(group_ids)))
+            self._connection.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", row)
+
+    def put_version(self, version: WeightVersion, step: int, state: str) -> None:
+        """A version exported after so many train steps is now published, committed, aborted or abandoned."""
+        row = (
+            version.label,
+            version.incarnation,
+            version.counter,
+            version.root,
+            step,
+            state,
+            self._clock.wall(),
+        )
+        with self.transaction():
+            self._connection.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def abandon_versions(self, step: int) -> list[str]:
+        """On resume at a checkpoint: versions exported later, or never committed, are abandoned; their labels."""
+        with self.transaction():
+            found = self._connection.execute(
+                "UPDATE versions SET state = 'abandoned' WHERE state IN ('published', 'committed') "
+                "AND incarnation < ? AND (step > ? OR state = 'published') RETURNING label",
+                (self.incarnation, step),
+            ).fetchall()
+        return sorted(row[0] for row in found)
+
+    def put_checkpoint(self, step: int, version: str) -> None:
+        """A checkpoint is complete. Stored tokens that two complete ones cover are forgotten: those of groups
+        trained before the older of the two newest."""
+        with self.transaction():
+            row = (step, self.incarnation, version, self._clock.wall())
+            self._connection.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+            self._connection.execute("DELETE FROM checkpoints WHERE step > ?", (step,))
+            kept = self._connection.execute(
+                "SELECT step FROM checkpoints ORDER BY step DESC LIMIT 3"
+            ).fetchall()
+            if len(kept) > 1:
+                since = kept[2][0] if len(kept) > 2 else 0
+                self.forget(self.trained_between(since, kept[1][0]))
+
+    def put_meta(self, key: str, value: str) -> None:
+        """A fact of the run: `run_id`, `data_fingerprint` and the like."""
+        with self.transaction():
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def renew(self) -> None:
+        """Keeps the lease while nothing else is written; call it at least every LEASE_S / 4."""
+        if self._owner.due and not self._depth:
+            with self.transaction():
+                pass
+
+    def close(self) -> None:
+        """Lets the next owner in at once, and closes the file."""
+        try:
+            with self.transaction():
+                self._owner.release()
+        finally:
+            super().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _tell(self, group_id: str, move: int, what: tuple[str, str, int | None, str | None]) -> None:
+        event, state, step, cause = what
+        row = (group_id, move, event, state, step, self.incarnation, self._clock.wall(), cause)
+        self._connection.execute("INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def _within(self) -> None:
+        if not self._depth:
+            raise InvariantBroken("the ledger is written in a transaction only")

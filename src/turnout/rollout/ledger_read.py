@@ -1,0 +1,204 @@
+"""What the ledger holds, read by its writer, by a resume and by `turnout inspect`; and the copy in a checkpoint.
+
+Owns no state but the connection. Promises: every answer is of one moment; a copy is complete, synced with the
+folder that it lies in, and holds what a resume needs: all groups, the histories, members and tokens of those that
+have not ended, batches, versions, checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from turnout.core.errors import DataError, Fault, InvariantBroken
+from turnout.core.types import Trajectory
+from turnout.rollout.group_machine import GroupState
+from turnout.rollout.ledger_rows import Batch, GroupRow, Move, StoredGroup, VersionRow, members_of
+from turnout.rollout.ledger_schema import Database, open_database, read_database
+
+_OPEN_ROWS = """SELECT * FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued')
+    ORDER BY ordinal, attempt"""  # as the index says it
+_OPEN_IDS = "(SELECT group_id FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued'))"
+_COPIED = {
+    "meta": "",
+    "owner": "",
+    "groups": "",
+    "batches": "",
+    "versions": "",
+    "checkpoints": "",
+    "history": f" WHERE group_id IN {_OPEN_IDS}",
+    "trajectories": f" WHERE group_id IN {_OPEN_IDS}",
+}
+
+
+class LedgerReader:
+    """Reads one ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database, self._connection = database, database.connection
+
+    @classmethod
+    def of(cls, path: Path) -> LedgerReader:
+        """Opens a file to read, also beside its writer; raises DataError."""
+        return cls(read_database(path))
+
+    @property
+    def path(self) -> Path | None:
+        return self._database.path
+
+    def meta(self, key: str) -> str | None:
+        row = self._one("SELECT value FROM meta WHERE key = ?", key)
+        return None if row is None else row[0]
+
+    def count_states(self) -> Counter[GroupState]:
+        """Groups by state. Reads all of them."""
+        rows = self._all("SELECT state, count(*) FROM groups GROUP BY state")
+        return Counter({GroupState(state): count for state, count in rows})
+
+    def causes(self, state: GroupState) -> Counter[str]:
+        """How many groups are dropped (or requeued) for which reason. Reads all groups."""
+        rows = self._all("SELECT cause, count(*) FROM groups WHERE state = ? GROUP BY cause", state.value)
+        return Counter(dict(rows))
+
+    def next_ordinal(self) -> int:
+        """The first ordinal that no group was made of."""
+        row = self._one("SELECT max(ordinal) FROM groups")
+        return 0 if row is None or row[0] is None else row[0] + 1
+
+    def find(self, group_id: str) -> GroupRow | None:
+        row = self._one("SELECT * FROM groups WHERE group_id = ?", group_id)
+        return None if row is None else GroupRow.of(row)
+
+    def row(self, group_id: str) -> GroupRow:
+        """The row of a group; raises InvariantBroken where there is none."""
+        found = self.find(group_id)
+        if found is None:
+            raise InvariantBroken(f"group {group_id} is not in the ledger")
+        return found
+
+    def history(self, group_id: str) -> list[Move]:
+        select = (
+            "SELECT event, state, step, incarnation, at, cause FROM history WHERE group_id = ? ORDER BY move"
+        )
+        return [Move(*row) for row in self._all(select, group_id)]
+
+    def attempts(self, ordinal: int) -> list[GroupRow]:
+        """All attempts at one prompt, in order. Reads all groups."""
+        rows = self._all("SELECT * FROM groups WHERE ordinal = ? ORDER BY attempt", ordinal)
+        return [GroupRow.of(row) for row in rows]
+
+    def members(self, group_id: str) -> dict[int, Trajectory]:
+        """Members that have tokens, by number; none once they are forgotten."""
+        select = "SELECT * FROM trajectories WHERE group_id = ? ORDER BY member, start"
+        return members_of(self._all(select, group_id))
+
+    def token_count(self, group_id: str) -> int:
+        """Tokens stored of all members of a group."""
+        row = self._one("SELECT sum(length(tokens)) FROM trajectories WHERE group_id = ?", group_id)
+        return (row[0] or 0) // 4
+
+    def pieces(self, group_id: str) -> list[dict[str, Any]]:
+        """What stays of members: `member`, `versions` and `engines` ([[tokens, name], ...]), `finish`, `reward`."""
+        select = (
+            "SELECT member, versions, engines, finish, reward FROM trajectories WHERE group_id = ? "
+            "ORDER BY member, start"
+        )
+        return [
+            {
+                "member": member,
+                "versions": json.loads(versions),
+                "engines": json.loads(engines),
+                "finish": finish,
+                "reward": reward,
+            }
+            for member, versions, engines, finish, reward in self._all(select, group_id)
+        ]
+
+    def open_groups(self) -> list[StoredGroup]:
+        """Groups that have not ended, by ordinal, with their members as far as they were written."""
+        return [StoredGroup(row, self.members(row.group_id)) for row in self.open_rows()]
+
+    def open_rows(self) -> list[GroupRow]:
+        """As open_groups, without the members."""
+        return [GroupRow.of(row) for row in self._all(_OPEN_ROWS)]
+
+    def trained_since(self, step: int) -> list[GroupRow]:
+        """Groups that were trained at this step or later. Reads all groups."""
+        rows = self._all("SELECT * FROM groups WHERE trained >= ? ORDER BY trained, ordinal", step)
+        return [GroupRow.of(row) for row in rows]
+
+    def trained_between(self, first: int, end: int) -> list[str]:
+        """Ids of groups trained at steps `first` to `end` (exclusive), by the recorded batches."""
+        found: list[str] = []
+        for step in range(first, end):
+            batch = self.batch(step)
+            found += () if batch is None else batch.group_ids
+        return found
+
+    def batch(self, step: int) -> Batch | None:
+        """What a step was made of, as its last incarnation recorded it."""
+        select = "SELECT * FROM batches WHERE step = ? ORDER BY incarnation DESC LIMIT 1"
+        row = self._one(select, step)
+        return None if row is None else Batch(row[0], row[1], tuple(json.loads(row[2])))
+
+    def batches(self, step: int) -> list[Batch]:
+        """A step's batches of all incarnations."""
+        rows = self._all("SELECT * FROM batches WHERE step = ? ORDER BY incarnation", step)
+        return [Batch(step, incarnation, tuple(json.loads(names))) for step, incarnation, names in rows]
+
+    def versions(self) -> list[VersionRow]:
+        """All versions by counter."""
+        select = "SELECT label, incarnation, counter, root, step, state FROM versions ORDER BY counter"
+        return [VersionRow(*row) for row in self._all(select)]
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        return [row[0] for row in self._all("SELECT DISTINCT step FROM checkpoints ORDER BY step")]
+
+    def backup(self, path: Path) -> None:
+        """Writes a consistent copy of what a checkpoint needs to `path`, where nothing may be; and syncs the ledger
+        itself, so that it is never behind its checkpoints. May run on another thread than the writer's, unless the
+        ledger is in memory or exclusive. The caller syncs the copy with its folder."""
+        if path.exists():
+            raise DataError(Fault("ledger", str(path), "holds something already"))
+        target = open_database(path)
+        try:
+            if self.path is None or self._database.exclusive:
+                _copy(self._connection, target.connection)
+            else:
+                source = sqlite3.connect(self.path, isolation_level=None)
+                try:
+                    _copy(source, target.connection)
+                    source.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
+                finally:
+                    source.close()
+            target.connection.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
+        finally:
+            target.close()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _one(self, select: str, *values: object) -> Any:
+        return self._connection.execute(select, values).fetchone()
+
+    def _all(self, select: str, *values: object) -> list[Any]:
+        return self._connection.execute(select, values).fetchall()
+
+
+def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    """Copies rows within one transaction of each."""
+    source.execute("BEGIN")
+    target.execute("BEGIN")
+    try:
+        for table, which in _COPIED.items():
+            rows = source.execute(f"SELECT * FROM {table}{which}")  # noqa: S608  constants above
+            marks = ", ".join("?" * len(rows.description))
+            target.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)  # noqa: S608
+        target.execute("UPDATE owner SET expiry = 0")  # nobody writes the copy
+        target.execute("COMMIT")
+    finally:
+        source.execute("ROLLBACK")

@@ -1,0 +1,169 @@
+"""Rows of the ledger and what they are in Python. Pure.
+
+Token ids are little-endian int32, log-probs float64 (exact), masks one byte a token; runs of versions and engines
+JSON, [[tokens, name], ...]. A trajectory is one row, or, while it is made, one row per piece: `start` is the place
+of the piece's first token.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnout.core.errors import DataError, Fault, InvariantBroken
+from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
+from turnout.core.version import Runs, VersionSpans
+from turnout.rollout.group_machine import GroupState
+
+assert sys.byteorder == "little" and array("i").itemsize == 4, (
+    "blobs are written as this machine holds numbers"
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a member that were made since the last piece: the first is number `start` of the response. The last
+    piece may have no tokens, only how it ended, its text and its reward."""
+
+    group_id: str
+    member: int
+    start: int
+    part: Trajectory
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One attempt. `admitted` is the step it was admitted for, `trained` the one that trained it, `moves` the
+    number of rows in its history."""
+
+    group_id: str
+    ordinal: int
+    attempt: int
+    prompt_id: str
+    state: GroupState
+    admitted: int
+    trained: int | None
+    cause: str | None
+    moves: int
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> GroupRow:
+        group_id, ordinal, attempt, prompt_id, state, *rest = row
+        return cls(group_id, ordinal, attempt, prompt_id, GroupState(state), *rest)
+
+
+@dataclass(frozen=True)
+class Move:
+    """One line of a group's history. `at` is wall time."""
+
+    event: str
+    state: str
+    step: int | None
+    incarnation: int
+    at: float
+    cause: str | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step was made of, in the order of its samples, and the incarnation that took it."""
+
+    step: int
+    incarnation: int
+    group_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A version and what became of it: published, committed, aborted or abandoned. `step` counts train steps done
+    when it was exported."""
+
+    label: str
+    incarnation: int
+    counter: int
+    root: str
+    step: int
+    state: str
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """A group as the ledger holds it: members that have tokens by number."""
+
+    row: GroupRow
+    members: dict[int, Trajectory]
+
+    def group(self, prompt: Prompt) -> RolloutGroup:
+        """With its prompt, which the ledger holds by name only; raises DataError where the data has another."""
+        row = self.row
+        if prompt.prompt_id != row.prompt_id:
+            reason = f"prompt {row.ordinal} is {prompt.prompt_id}, group {row.group_id} was made of {row.prompt_id}"
+            raise DataError(Fault("prompt data", "", reason, "resume with the data that the run began with"))
+        return RolloutGroup(row.group_id, row.ordinal, row.attempt, prompt, tuple(self.members.values()))
+
+
+def piece_row(piece: Piece) -> tuple[Any, ...]:
+    """The values of one row of `trajectories`, in the order of its columns."""
+    part = piece.part
+    tokens, logprobs = token_bytes(part)
+    mask, mixed = bytes(part.loss_mask), bytes(part.kv_mixed)
+    versions, engines = json.dumps(part.spans.runs), json.dumps(part.engines.runs)
+    head = (piece.group_id, piece.member, piece.start, tokens, logprobs, mask, mixed, versions, engines)
+    return (*head, part.finish.value, part.reward, part.seed, part.text)
+
+
+def token_bytes(part: Trajectory) -> tuple[bytes, bytes]:
+    """Token ids and log-probs as the ledger stores them."""
+    return array("i", part.response_ids).tobytes(), array("d", part.logprobs).tobytes()
+
+
+def members_of(rows: Iterable[Sequence[Any]]) -> dict[int, Trajectory]:
+    """Members by number, from rows ordered by member and start; raises InvariantBroken where pieces don't meet.
+    Rows whose tokens are forgotten are left out."""
+    members: dict[int, Trajectory] = {}
+    for group_id, member, start, tokens, *rest in rows:
+        if tokens is None:
+            continue
+        part = _part(tokens, rest)
+        before = members.get(member)
+        made = 0 if before is None else len(before.response_ids)
+        if start != made:
+            raise InvariantBroken(
+                f"group {group_id}, member {member}: a piece at {start} after {made} tokens"
+            )
+        members[member] = part if before is None else before.joined(part)
+    return members
+
+
+def _part(tokens: bytes, rest: Sequence[Any]) -> Trajectory:
+    logprobs, mask, mixed, versions, engines, finish, reward, seed, text = rest
+    return Trajectory(
+        response_ids=tuple(array("i", tokens)),
+        logprobs=tuple(array("d", logprobs)),
+        loss_mask=tuple(mask),
+        spans=VersionSpans(_runs(versions)),
+        finish=Finish(finish),
+        text=text,
+        engines=Runs(_runs(engines)),
+        seed=seed,
+        reward=reward,
+        kv_mixed=tuple(mixed),
+    )
+
+
+def _runs(text: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(tokens), str(name)) for tokens, name in json.loads(text))
+
+
+def next_attempt(group: GroupRow, prompt: Prompt) -> RolloutGroup:
+    """The attempt that follows this one."""
+    attempt = group.attempt + 1
+    return RolloutGroup(group_id_of(group.ordinal, attempt), group.ordinal, attempt, prompt)
+
+
+def group_id_of(ordinal: int, attempt: int) -> str:
+    return f"g{ordinal:08d}.{attempt}"

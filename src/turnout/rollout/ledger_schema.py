@@ -1,0 +1,174 @@
+"""The tables of ledger.sqlite, their migrations, and how the file is opened.
+
+Owns the file's format. Promises: a file that is torn, of another program, or of a newer Turnout is refused by name
+and left as it is; an older one is brought to the present tables in one transaction. On a local disk the journal is
+a write-ahead log, which readers can read beside; a commit is in the hands of the operating system, so it outlives
+this process whenever that dies, and is synced by checkpoints (docs/guides/ledger.md). A network file system has no
+shared memory for that log (https://sqlite.org/wal.html): there the file is opened in exclusive mode with a rollback
+journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnout.core.errors import DataError, Fault
+
+log = logging.getLogger(__name__)
+APPLICATION_ID = 0x54726E74  # "Trnt", in the header of the file
+BUSY_S = 2.0
+WAL_PAGES = 4000
+NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"})
+
+MIGRATIONS = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE owner (id INTEGER PRIMARY KEY CHECK (id = 1), incarnation INTEGER NOT NULL, host TEXT NOT NULL,
+        pid INTEGER NOT NULL, expiry REAL NOT NULL);
+    CREATE TABLE groups (group_id TEXT PRIMARY KEY, ordinal INTEGER NOT NULL, attempt INTEGER NOT NULL,
+        prompt_id TEXT NOT NULL, state TEXT NOT NULL, admitted INTEGER NOT NULL, trained INTEGER, cause TEXT,
+        moves INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE INDEX open_groups ON groups (ordinal) WHERE state NOT IN ('trained', 'dropped', 'requeued');
+    CREATE TABLE history (group_id TEXT NOT NULL, move INTEGER NOT NULL, event TEXT NOT NULL, state TEXT NOT NULL,
+        step INTEGER, incarnation INTEGER NOT NULL, at REAL NOT NULL, cause TEXT,
+        PRIMARY KEY (group_id, move)) WITHOUT ROWID;
+    CREATE TABLE trajectories (group_id TEXT NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
+        tokens BLOB, logprobs BLOB, loss_mask BLOB, kv_mixed BLOB, versions TEXT NOT NULL, engines TEXT NOT NULL,
+        finish TEXT NOT NULL, reward REAL, seed INTEGER NOT NULL, text TEXT, UNIQUE (group_id, member, start));
+    CREATE TABLE batches (step INTEGER NOT NULL, incarnation INTEGER NOT NULL, group_ids TEXT NOT NULL,
+        PRIMARY KEY (step, incarnation)) WITHOUT ROWID;
+    CREATE TABLE versions (label TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, counter INTEGER NOT NULL,
+        root TEXT NOT NULL, step INTEGER NOT NULL, state TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+    CREATE TABLE checkpoints (step INTEGER NOT NULL, incarnation INTEGER NOT NULL, version TEXT NOT NULL,
+        at REAL NOT NULL, PRIMARY KEY (step, incarnation)) WITHOUT ROWID;
+    """,
+)
+
+
+@dataclass(frozen=True)
+class Database:
+    """An open ledger file, with the present tables. `path` None: in memory. `exclusive`: nobody else can read."""
+
+    connection: sqlite3.Connection
+    path: Path | None
+    exclusive: bool = False
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def open_database(path: Path | None) -> Database:
+    """Opens a ledger to write, making it where there is none; None: one in memory. Raises DataError."""
+    if path is None:
+        database = Database(sqlite3.connect(":memory:", isolation_level=None), None)
+        _migrate(database.connection, ":memory:")
+        return database
+    kind = file_system(path.parent)
+    exclusive = kind in NETWORK or kind.startswith("fuse")
+    if exclusive:
+        log.info("%s lies on a network file system (%s): exclusive mode, rollback journal", path, kind)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, cached_statements=256)
+    try:
+        _check_kind(connection, path)
+        fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if fault != "ok":
+            raise _refused(path, f"is torn: {fault}")
+        mode, locking = ("DELETE", "EXCLUSIVE") if exclusive else ("WAL", "NORMAL")
+        connection.execute(f"PRAGMA locking_mode = {locking}")
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        _migrate(connection, str(path))
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise _refused(path, f"can't be read: {error}") from None
+    except DataError:
+        connection.close()
+        raise
+    return Database(connection, path, exclusive)
+
+
+def read_database(path: Path) -> Database:
+    """Opens a ledger to read only, also beside its writer. Raises DataError."""
+    if not path.is_file():
+        raise _refused(path, "there is no such file", "name the directory of a run")
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+    try:
+        _check_kind(connection, path)
+        version = _version(connection)
+        if version != len(MIGRATIONS):
+            raise _wrong_version(path, version)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise _refused(path, f"can't be read: {error}") from None
+    except DataError:
+        connection.close()
+        raise
+    return Database(connection, path)
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that a folder lies on, as Linux names it; empty where that isn't told."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.is_file():
+        return ""
+    place, found = folder.absolute().resolve(), (-1, "")
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, mount, kind, *_ = line.split(" ")
+        target = Path(mount.replace("\\040", " "))
+        if place.is_relative_to(target):  # the last of equal mounts lies on top
+            found = max(found, (len(target.parts), kind), key=lambda pair: pair[0])
+    return found[1]
+
+
+def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises DataError for a file that is neither empty nor a ledger."""
+    kind = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if kind == 0 and empty:
+        return
+    if kind != APPLICATION_ID:
+        raise _refused(path, "is an SQLite file, but not a ledger")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """How many migrations the file has seen."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return 0
+    return int(connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])
+
+
+def _migrate(connection: sqlite3.Connection, path: str) -> None:
+    version = _version(connection)
+    if version > len(MIGRATIONS):
+        raise _wrong_version(Path(path), version)
+    if version == len(MIGRATIONS):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        for script in MIGRATIONS[version:]:
+            for statement in filter(str.strip, script.split(";")):
+                connection.execute(statement)
+        connection.execute(
+            "INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(len(MIGRATIONS)),)
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _wrong_version(path: Path, version: int) -> DataError:
+    if version > len(MIGRATIONS):
+        return _refused(path, f"has schema version {version}, this Turnout knows {len(MIGRATIONS)}", "update")
+    return _refused(path, f"has schema version {version} of {len(MIGRATIONS)}", "resume the run: it migrates")
+
+
+def _refused(
+    path: Path, reason: str, remedy: str = "resume from a checkpoint's copy, or start anew"
+) -> DataError:
+    return DataError(Fault("ledger", str(path), reason, remedy))
