@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import selectors
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,9 +25,9 @@ from turnout.observe.audit_versions import (
     tentative_engines_are_fenced,
     versions_end_once,
 )
-from turnout.placement.real import RealClock
 from turnout.serving.address import Address
 from turnout.serving.client import Attestation, EngineClient
+from turnout.sim.loop import Stuck, VirtualClock, VirtualLoop
 from turnout.transfer.fleet import TRIES_MAX
 from turnout.transfer.outcomes import outcomes
 from turnout.transfer.transport import Ready
@@ -49,38 +48,6 @@ FAULTS = ("refused", "request lost", "answer lost", "slow", "twice", "other weig
 
 class Broken(Exception):
     """A promise does not hold; the text begins with the seed."""
-
-
-class _Selector(selectors.SelectSelector):
-    """No file is ever ready; instead of waiting for a timer, time jumps to it."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise Broken("everything waits and no timer is set")
-        self.loop.at += timeout
-        return []
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only by timers."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-        selector = _Selector()
-        selector.loop = self
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.at
-
-
-class VirtualClock(RealClock):
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    wall = now
 
 
 def root_of_step(step: int, attempt: int = 0) -> str:
@@ -420,7 +387,7 @@ class World:
 def run_world(seed: int) -> Counter[str]:
     """One world; what happened in it. Raises Broken."""
     world = World(seed)
-    loop = VirtualLoop()
+    loop = VirtualLoop(seed, seconds_max=20 * NEVER_S)
 
     async def main() -> None:
         try:
@@ -434,8 +401,8 @@ def run_world(seed: int) -> Counter[str]:
     logging.getLogger("turnout.transfer.fleet").setLevel(logging.ERROR)
     try:
         loop.run_until_complete(main())
-    except (Broken, AssertionError, TurnoutError, TimeoutError, KeyError) as fault:
+    except (Broken, Stuck, AssertionError, TurnoutError, TimeoutError, KeyError) as fault:
         raise Broken(f"seed {seed}: {type(fault).__name__}: {fault}") from fault
     finally:
-        loop.close()
+        loop.discard()
     return world.counts

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.update_bugs import BUGS, find_bug
-from tests.update_worlds import FAULTS, VirtualClock, VirtualLoop, run_world
+from tests.update_worlds import FAULTS, run_world
 
 WORLDS = 200
 
@@ -32,13 +32,3 @@ def test_a_world_repeats() -> None:
 def test_a_planted_bug_is_found(name: str) -> None:
     found = find_bug(name, 0, 150)
     assert found is not None
-
-
-def test_time_is_virtual() -> None:
-    async def wait() -> float:
-        await VirtualClock().sleep(1e6)
-        return VirtualClock().now()
-
-    loop = VirtualLoop()
-    assert loop.run_until_complete(wait()) >= 1e6
-    loop.close()

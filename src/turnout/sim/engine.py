@@ -1,0 +1,305 @@
+"""A virtual engine: what it holds and computes, and the HTTP answers of its control calls. Knows no network.
+
+Owns its weights (root digest and label), prepared sets, running and waiting requests, KV space and prefix cache.
+It goes on by timers of the world, whoever is killed. Promises: tokens are those of turnout.sim.model for the
+weights that it holds when it makes them; a request that outgrows the KV space is put back and keeps its tokens;
+when it dies everything is gone and it starts with the checkpoint's weights under the name "default".
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from turnout.core.types import Finish
+from turnout.core.version import VersionConstraint, VersionSpans
+from turnout.protocol.sglang import GenerateReply, GenerateRequest, PartialReply
+from turnout.sim.model import STALE, length_of, logprobs_of, next_tokens, number_of
+
+Row = dict[str, Any]
+CACHED_PROMPTS = 64
+
+
+class Scheduler(Protocol):
+    """Timers of the world."""
+
+    def later(self, seconds: float, call: Callable[..., object], *args: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """Tokens a second of one request, tokens of one event of a stream, how many requests run at once, tokens that
+    the KV space holds, and the median length of a response."""
+
+    speed: float
+    chunk: int
+    running: int
+    kv_tokens: int
+    median: float
+
+
+class Reader(Protocol):
+    """Who reads a stream. A fault is the text of a cut connection."""
+
+    def put(self, item: PartialReply | GenerateReply) -> None: ...
+
+    def cut(self, reason: str) -> None: ...
+
+
+@dataclass
+class Run:
+    """One request in the engine. `stale`: the root whose KV its prompt was found with, None: computed anew."""
+
+    request: GenerateRequest
+    reader: Reader
+    ends_at: int
+    ids: list[int] = field(default_factory=list[int])
+    spans: VersionSpans = field(default_factory=VersionSpans)
+    stale: str | None = None
+    cached: bool = False
+    epoch: int = 0  # grows when its timer is void
+
+
+class VirtualEngine:
+    """See the module. `process` counts its starts; `slowed` multiplies how long everything takes."""
+
+    def __init__(self, name: str, shape: EngineShape, base_root: str, timers: Scheduler) -> None:
+        self.name, self.shape, self._base, self._timers = name, shape, base_root, timers
+        self.process, self.slowed = 0, 1.0
+        self.alive = False
+        self.start()
+
+    def start(self) -> None:
+        """A new process, with the checkpoint's weights."""
+        self.alive, self.process = True, self.process + 1
+        self.root, self.label = self._base, "default"
+        self.prepared: tuple[str, str, str] | None = None  # id, root, label
+        self.paused = self.updating = False
+        self.running: dict[str, Run] = {}
+        self._waiting: deque[Run] = deque()
+        self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], str] = OrderedDict()
+        self.retracted = 0
+
+    def die(self) -> None:
+        """Everything it had is gone; whoever reads a stream of it sees the connection cut."""
+        self.alive = False
+        gone = [*self.running.values(), *self._waiting]
+        self.running, self._waiting = {}, deque()
+        for run in gone:
+            run.epoch += 1
+            run.reader.cut("connection reset by peer")
+
+    @property
+    def load(self) -> int:
+        return len(self.running) + len(self._waiting)
+
+    # requests
+
+    def generate(self, request: GenerateRequest, reader: Reader) -> tuple[int, str] | None:
+        """Takes a request; else the status and why it is refused."""
+        if self.paused and self.load >= 4 * self.shape.running:
+            return 503, "the queue is full"
+        if request.rid in self.running or any(run.request.rid == request.rid for run in self._waiting):
+            return 400, f"request {request.rid} is running already"
+        least = None if request.extra_key is None else VersionConstraint.parse(request.extra_key)
+        if least is not None and not least.met_by(self.label):
+            return 409, self.label
+        length, prompt = request.input_ids[0], request.input_ids[1]
+        seed = request.params.sampling_seed
+        total = length + length_of(prompt, 0 if seed is None else seed, self.shape.median)
+        self._waiting.append(Run(request, reader, total))
+        self._fill()
+        return None
+
+    def abort(self, rid: str | None, message: str) -> int:
+        """Ends one request, or all (None), at a token boundary; how many."""
+        found = [run for run in (*self.running.values(), *self._waiting) if rid in (None, run.request.rid)]
+        for run in found:
+            self._end(run, Finish.ABORT, message)
+        self._fill()
+        return len(found)
+
+    def _fill(self) -> None:
+        while not self.paused and self._waiting and len(self.running) < self.shape.running:
+            if self.running and self._kv() + self._tokens(self._waiting[0]) > 0.9 * self.shape.kv_tokens:
+                return
+            run = self._waiting.popleft()
+            self.running[run.request.rid] = run
+            self._prefill(run)
+            self._schedule(run)
+
+    def _prefill(self, run: Run) -> None:
+        """Finds the prompt's KV under its namespace, as a prefix cache does that is not flushed."""
+        request = run.request
+        key = (request.extra_key, request.input_ids[: request.input_ids[0]])
+        found = self._prefixes.get(key)
+        run.cached = found is not None
+        run.stale = found if found is not None and found != self.root else None
+        self._prefixes[key] = self.root if found is None else found
+        if len(self._prefixes) > CACHED_PROMPTS:
+            self._prefixes.popitem(last=False)
+
+    def _schedule(self, run: Run) -> None:
+        run.epoch += 1
+        seconds = self.slowed * self.shape.chunk / self.shape.speed
+        self._timers.later(seconds, self._advance, run, run.epoch)
+
+    def _advance(self, run: Run, epoch: int) -> None:
+        if epoch != run.epoch or run.request.rid not in self.running or self.paused:
+            return
+        request = run.request
+        at = len(request.input_ids) + len(run.ids)
+        budget = request.params.max_new_tokens - len(run.ids)
+        count = max(0, min(self.shape.chunk, budget, run.ends_at - at))
+        before = run.ids[-1] if run.ids else request.input_ids[-1]
+        root = number_of(self.root) ^ (0 if run.stale is None else STALE ^ number_of(run.stale))
+        seed = request.params.sampling_seed
+        run.ids += next_tokens(before, 0 if seed is None else seed, at, root, count)
+        run.spans = run.spans.extended(count, self.label)
+        if at + count >= run.ends_at:
+            self._end(run, Finish.STOP, "")
+        elif count == budget:
+            self._end(run, Finish.LENGTH, "")
+        else:
+            ids = tuple(run.ids)
+            run.reader.put(PartialReply("", ids, tuple(logprobs_of(ids)), run.spans.runs))
+            self._schedule(run)
+            self._make_room()
+        self._fill()
+
+    def _make_room(self) -> None:
+        """Puts the youngest back until what runs fits; it keeps its tokens and is computed anew later."""
+        while len(self.running) > 1 and self._kv() > self.shape.kv_tokens:
+            _, youngest = self.running.popitem()
+            youngest.epoch += 1
+            self.retracted += 1
+            self._waiting.appendleft(youngest)
+
+    def _end(self, run: Run, finish: Finish, message: str) -> None:
+        run.epoch += 1
+        self.running.pop(run.request.rid, None)
+        if run in self._waiting:
+            self._waiting.remove(run)
+        ids = tuple(run.ids)
+        length = run.request.input_ids[0]
+        cached = length if run.cached else 0
+        lengths = (len(run.request.input_ids), cached)
+        run.reader.put(
+            GenerateReply("", ids, tuple(logprobs_of(ids)), finish, message, run.spans.runs, *lengths)
+        )
+
+    def _kv(self) -> int:
+        return sum(map(self._tokens, self.running.values()))
+
+    @staticmethod
+    def _tokens(run: Run) -> int:
+        return len(run.request.input_ids) + len(run.ids)
+
+    # control calls: the body of a call -> status and row
+
+    def answer(self, path: str, body: Row | None, other: bool) -> tuple[int, Row]:
+        """One control call, done now. `other`: weights are loaded wrong."""
+        handler = self._HANDLERS.get(path)
+        if handler is None:
+            return 404, {"error": {"message": f"no {path} here"}}
+        return handler(self, body if body is not None else {}, other)
+
+    def _info(self, body: Row, other: bool) -> tuple[int, Row]:
+        del body, other
+        return 200, {
+            "engine": "turnout",
+            "max_total_num_tokens": self.shape.kv_tokens,
+            "max_running_requests": self.shape.running,
+        }
+
+    def _loads(self, body: Row, other: bool) -> tuple[int, Row]:
+        del body, other
+        used = self._kv()
+        return 200, {
+            "loads": [
+                {
+                    "num_running_reqs": len(self.running),
+                    "num_waiting_reqs": len(self._waiting),
+                    "num_total_reqs": self.load,
+                    "num_used_tokens": used,
+                    "max_total_num_tokens": self.shape.kv_tokens,
+                    "token_usage": used / self.shape.kv_tokens,
+                }
+            ]
+        }
+
+    def _version(self, body: Row, other: bool) -> tuple[int, Row]:
+        del body, other
+        return 200, {"version": self.label, "root": self.root, "level": "memory"}
+
+    def _rename(self, body: Row, other: bool) -> tuple[int, Row]:
+        del other
+        label = str(body["new_version"])
+        if not label.endswith(self.root[:16]):
+            return 400, {"success": False, "message": f"{label} names other weights"}
+        self.label = label
+        return 200, {"success": True}
+
+    def _prepare(self, body: Row, other: bool) -> tuple[int, Row]:
+        root = "f" * 32 if other else str(body["model_path"])
+        made = f"{self.name}-{self.process}-{body['weight_version']}"
+        self.prepared = made, root, str(body["weight_version"])
+        return 200, {"success": True, "prepared_id": made, "version": body["weight_version"], "root": root}
+
+    def _activate(self, body: Row, other: bool) -> tuple[int, Row]:
+        del other
+        if self.prepared is None or self.prepared[0] != body["prepared_id"]:
+            return 400, {"success": False, "message": "no such set is prepared"}
+        _, self.root, self.label = self.prepared
+        return 200, {"success": True, "version": self.label, "root": self.root}
+
+    def _load(self, body: Row, other: bool) -> tuple[int, Row]:
+        self.root, self.label = ("f" * 32 if other else str(body["model_path"])), str(body["weight_version"])
+        return 200, {"success": True, "version": self.label, "root": self.root}
+
+    def _abort(self, body: Row, other: bool) -> tuple[int, Row]:
+        del other
+        rid = None if body.get("abort_all") else str(body["rid"])
+        return 200, {"aborted": self.abort(rid, "aborted by a call")}
+
+    def _pause(self, body: Row, other: bool) -> tuple[int, Row]:
+        del other
+        held = self.load
+        if body.get("mode", "abort") == "abort":
+            self.abort(None, "aborted by a pause")
+        self.paused = True
+        return 200, {"message": "paused", "status": "ok", "requests": held}
+
+    def _continue(self, body: Row, other: bool) -> tuple[int, Row]:
+        del body, other
+        self.paused = False
+        for run in list(self.running.values()):
+            self._schedule(run)
+        self._fill()
+        return 200, {"message": "generation goes on", "status": "ok"}
+
+    def _fine(self, body: Row, other: bool) -> tuple[int, Row]:
+        del body, other
+        return 200, {"status": "ok"}
+
+    _HANDLERS: dict[str, Callable[[VirtualEngine, Row, bool], tuple[int, Row]]] = {  # noqa: RUF012
+        "/health": _fine,
+        "/server_info": _info,
+        "/v1/loads": _loads,
+        "/weight_version": _version,
+        "/update_weight_version": _rename,
+        "/prepare_weights": _prepare,
+        "/activate_weights": _activate,
+        "/update_weights_from_disk": _load,
+        "/abort_request": _abort,
+        "/pause_generation": _pause,
+        "/continue_generation": _continue,
+        "/flush_cache": _fine,
+    }
+
+
+CHANGES = frozenset(
+    {"/prepare_weights", "/activate_weights", "/update_weights_from_disk", "/update_weight_version"}
+)

@@ -1,0 +1,70 @@
+"""A way of versions to virtual engines (turnout.transfer.transport.Transport), over the production's weight store.
+
+The store's records are real files of the virtual disk: counters, incarnations and write ids are the production's.
+The bytes are not: a root digest stands for them, in the place of a folder's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from turnout.core.ports import Clock
+from turnout.core.version import WeightVersion
+from turnout.serving.client import Attestation, EngineClient
+from turnout.serving.weights_client import EngineWeights
+from turnout.sim.faults import Faults
+from turnout.transfer.outcomes import outcomes
+from turnout.transfer.transport import Export, Ready
+from turnout.weights.digest import root_of
+from turnout.weights.store import WeightStore
+
+
+class VirtualTransport:
+    """See the module."""
+
+    def __init__(self, store: WeightStore, clock: Clock, faults: Faults) -> None:
+        self.store, self._clock, self._faults = store, clock, faults
+        self._prepared: dict[str, str] = {}
+
+    async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
+        del train_step
+        root = root_of(export())
+        writing = self._clock.sleep(self._faults.uniform(0.05, 1.0))
+        await self._clock.within(deadline_s, "the weights to be written", writing)
+        version = await asyncio.to_thread(self.store.record, root)
+        return Ready(version, 16)
+
+    async def prepare(
+        self, ready: Ready, export: Export, engines: Sequence[EngineClient], deadline_s: float
+    ) -> dict[str, Exception | None]:
+        del export
+        self._prepared = {}
+
+        async def stage(engine: EngineClient) -> None:
+            version = ready.version
+            made = await EngineWeights(engine).prepare(version.root, version.label, deadline_s)
+            self._prepared[engine.engine_id] = made
+
+        return await outcomes(engines, stage)
+
+    async def activate(
+        self, ready: Ready, engines: Sequence[EngineClient], deadline_s: float
+    ) -> dict[str, Attestation | Exception]:
+        del ready
+        end = self._clock.now() + deadline_s
+
+        async def put(engine: EngineClient) -> Attestation:
+            await EngineWeights(engine).activate(self._prepared[engine.engine_id], deadline_s)
+            return await engine.attest(max(0.001, end - self._clock.now()))
+
+        return await outcomes(engines, put)
+
+    async def committed(self, version: WeightVersion) -> None: ...
+
+    async def aborted(self, version: WeightVersion) -> None: ...
+
+    async def catch_up(
+        self, version: WeightVersion, engine: EngineClient, deadline_s: float
+    ) -> Attestation | None:
+        return await engine.update_from_disk(version.root, version.label, deadline_s)
