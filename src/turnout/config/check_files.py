@@ -74,9 +74,16 @@ def outputs_are_folders(c: RunConfig) -> Iterator[Fault]:
             yield Fault(flag, path, "exists and is no folder", "give another path")
 
 
-def run_dir_is_free(c: RunConfig) -> Iterator[Fault]:
-    if c.run_dir is not None and exists(f"{c.run_dir}/events.jsonl"):
-        yield Fault("--run-dir", c.run_dir, "holds a run already", "give another folder, or leave it out")
+def run_dir_and_resume(c: RunConfig) -> Iterator[Fault]:
+    holds_run = c.run_dir is not None and exists(f"{c.run_dir}/run.json")
+    if c.run_dir is not None and holds_run and c.resume == "never":
+        yield Fault("--run-dir", c.run_dir, "holds a run already", "give another folder, or --resume auto")
+    elif c.run_dir is not None and not holds_run and exists(f"{c.run_dir}/events.jsonl"):
+        reason = "holds a run that cannot be gone on with: it has no run.json"
+        yield Fault("--run-dir", c.run_dir, reason, "give another folder")
+    elif c.resume == "must" and not holds_run:
+        reason = "there is no run to go on with" + ("" if c.run_dir is None else f" in {c.run_dir}")
+        yield Fault("--resume", "must", reason, "give the --run-dir of an interrupted run, or --resume auto")
 
 
 def exists(text: str) -> bool:
@@ -126,5 +133,5 @@ FILE_CHECKS = (
     reference_folder,
     outputs_differ,
     outputs_are_folders,
-    run_dir_is_free,
+    run_dir_and_resume,
 )

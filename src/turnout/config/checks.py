@@ -238,11 +238,6 @@ def deterministic_threads(c: RunConfig) -> Iterator[Fault]:
             yield Fault(flag, shown, "--deterministic requires one thread", f"give {flag} 1")
 
 
-def save_has_folder(c: RunConfig) -> Iterator[Fault]:
-    if c.save_interval is not None and c.save is None:
-        yield Fault("--save-interval", str(c.save_interval), "there is no folder to save to", "give --save")
-
-
 def _near_divisors(total: int, wanted: int) -> str:
     divisors = [d for d in range(1, total + 1) if total % d == 0]
     below = [d for d in divisors if d < wanted][-1:]
@@ -271,6 +266,5 @@ CHECKS: tuple[Check, ...] = (
     kl_is_used,
     learning_rate_plan,
     deterministic_threads,
-    save_has_folder,
     *FILE_CHECKS,
 )

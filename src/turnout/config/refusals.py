@@ -42,7 +42,11 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "tensor_model_parallel_size": ("a trainer over several devices", "leave it out"),
     "use_fault_tolerance": ("restarting engines", "leave it out: a dead engine ends the run with its cause"),
     "rollout_health_check_first_wait": ("restarting engines", "use --engine-start-timeout-s"),
-    "load": ("resuming from a checkpoint", "start anew from --hf-checkpoint"),
+    "load": (
+        "starting from another run's checkpoint",
+        "give the --run-dir of an interrupted run to go on with it, or its exported weights as --hf-checkpoint",
+    ),
+    "start_rollout_id": ("starting at a step of one's own", "a resumed run knows its step"),
     "lora_*": ("LoRA training", "train all weights, with a smaller --hf-checkpoint if memory is short"),
     "use_lora": ("LoRA training", "train all weights, with a smaller --hf-checkpoint if memory is short"),
     "speculative_*": ("speculative draft models", "leave it out: engines decode with the model itself"),

@@ -1,12 +1,13 @@
 """Where a run writes: the making of its directory, and the places of the files in it.
 
-Owns the names of the files. Promises: a run directory is made by exactly one run, also when two start at once.
+Owns the names of the files. Promises: a numbered run directory is made by exactly one run, also when two start at
+once; a directory that holds a run is gone on with only where --run-dir names it and --resume allows it.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
@@ -17,10 +18,18 @@ MAX_RUNS = 1000
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of a run. `weights` may lie elsewhere (--update-weight-disk-dir, where that is a folder)."""
+    """The files of a run. `weights` and `checkpoints` may lie elsewhere (--update-weight-disk-dir, where that is a
+    folder; --save). `resumed`: the directory holds a run already, which goes on."""
 
     root: Path
     weights: Path
+    checkpoints: Path
+    resumed: bool = False
+
+    @property
+    def record(self) -> Path:
+        """Whose directory it is (turnout.schedule.run_record); a directory with this file holds a run."""
+        return self.root / "run.json"
 
     @property
     def config(self) -> Path:
@@ -57,21 +66,35 @@ class RunPaths:
 
 
 def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
-    """Makes the run's directory: --run-dir, which must not hold a run, else `base`/NAME-NNN with the first number
-    that is free. Raises ConfigError."""
+    """Makes the run's directory: --run-dir, which may hold a run that goes on, else `base`/NAME-NNN with the first
+    number that is free. Raises ConfigError."""
     root = _numbered(config.run_name or "run", base) if config.run_dir is None else _expanded(config.run_dir)
-    given = config.weight_folder
-    paths = RunPaths(root.absolute(), (root / "weights" if given is None else _expanded(given)).absolute())
-    if config.run_dir is not None:
-        if paths.events.exists():
-            remedy = "give another folder, or leave it out"
-            raise ConfigError(Fault("--run-dir", config.run_dir, "holds a run already", remedy))
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"can't be made: {error.strerror or type(error).__name__}"
-            raise ConfigError(Fault("--run-dir", config.run_dir, reason, "give another folder")) from None
-    return paths
+    weights, saves = config.weight_folder, config.save
+    paths = RunPaths(
+        root.absolute(),
+        (root / "weights" if weights is None else _expanded(weights)).absolute(),
+        (root / "checkpoints" if saves is None else _expanded(saves)).absolute(),
+    )
+    if config.run_dir is None:
+        return paths
+    _check_resume(config, paths)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"can't be made: {error.strerror or type(error).__name__}"
+        raise ConfigError(Fault("--run-dir", config.run_dir, reason, "give another folder")) from None
+    return replace(paths, resumed=paths.record.exists())
+
+
+def _check_resume(config: RunConfig, paths: RunPaths) -> None:
+    """Once more than turnout.config.check_files does: the directory may have got a run meanwhile."""
+    if paths.record.exists():
+        if config.resume == "never":
+            remedy = "give another folder, or --resume auto"
+            raise ConfigError(Fault("--run-dir", str(config.run_dir), "holds a run already", remedy))
+    elif paths.events.exists():
+        reason = "holds a run that cannot be gone on with: it has no run.json"
+        raise ConfigError(Fault("--run-dir", str(config.run_dir), reason, "give another folder"))
 
 
 def _expanded(text: str) -> Path:

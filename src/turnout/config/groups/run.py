@@ -12,9 +12,20 @@ class RunOptions(Options):
 
     run_dir: str | None = option(
         None,
-        "Folder for everything the run writes. It must not hold a run yet.",
+        "Folder for everything the run writes. An interrupted run in it goes on (--resume).",
         unset="`runs/NAME-NNN`, the first free number",
         pattern=PATH,
+    )
+    resume: Literal["auto", "never", "must"] = option(
+        "auto",
+        "What to do where --run-dir holds an interrupted run of this configuration: auto and must go on with it, "
+        "never refuses; must also refuses where there is none. A finished run, or one of another configuration, "
+        "is always refused (docs/guides/resume.md).",
+    )
+    on_resume: Literal["replay", "mask", "drop"] = option(
+        "replay",
+        "Stored tokens of weights that a resumed run made anew, but not to the same bits: the prompt is sampled "
+        "again, the tokens carry no loss, or the group is dropped. Where the bits are the same they train.",
     )
     run_name: str | None = option(
         None,
@@ -30,7 +41,10 @@ class RunOptions(Options):
         "--engine-threads 1 and --trainer-threads 1.",
     )
     save: str | None = option(
-        None, "Folder for checkpoints of the trainer.", unset="no checkpoint", pattern=PATH
+        None,
+        "Folder for checkpoints, from which an interrupted run goes on.",
+        unset="`checkpoints` in the run directory, with --save-interval",
+        pattern=PATH,
     )
     save_interval: int | None = option(
         None,
@@ -38,6 +52,20 @@ class RunOptions(Options):
         unit="steps",
         unset="after the last step only",
         ge=1,
+    )
+    max_wall_time: float | None = option(
+        None,
+        "Stop in good order after so long, as on SIGTERM, with the status `paused` and exit status 0.",
+        unit="seconds",
+        unset="no limit",
+        gt=0,
+    )
+    grace_s: float = option(
+        30.0,
+        "On SIGTERM, SIGUSR1 or --max-wall-time: time for the step under way and a checkpoint, before the run is "
+        "cut off where it is.",
+        unit="seconds",
+        gt=0,
     )
     save_hf: str | None = option(
         None, "Folder for the last weights as a Hugging Face checkpoint.", unset="not written", pattern=PATH

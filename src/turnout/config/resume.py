@@ -1,0 +1,57 @@
+"""What may differ between a run and its continuation: a short list; everything else must be as it was.
+
+Pure. Promises: `differences` names every option that differs and may not, with both values, in one go; an option
+that is newer than the run counts as its default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnout.config.run_config import RunConfig, specs
+from turnout.core.errors import Fault
+
+MAY_DIFFER = frozenset(
+    {
+        # where, and how it is asked for
+        *("run_dir", "run_name", "resume", "on_resume", "max_wall_time", "grace_s", "admin_token_env"),
+        # how many engines, ranks and threads there are, and how large the engines' caches
+        *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
+        *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),
+        # deadlines
+        *("engine_start_timeout_s", "rollout_health_check_interval", "rollout_health_check_timeout"),
+        *("train_step_timeout_s", "update_weight_timeout_s", "rollout_request_timeout_s", "reward_timeout_s"),
+        # checkpoints and seeing
+        *("save_interval", "save_hf", "follower_expiry", "log_level", "panel", "tensorboard", "plots"),
+        "before_after_samples",
+    }
+)
+MAY_GROW = ("num_rollout", "num_epoch")
+
+
+def differences(then: dict[str, Any], now: RunConfig) -> list[Fault]:
+    """One fault for each option that keeps `now` from going on with the run whose config.json is `then`."""
+    values = now.model_dump(mode="json")
+    faults: list[Fault] = []
+    for name, spec in specs().items():
+        old, new = then.get(name, spec.default), values[name]
+        if old == new or name in MAY_DIFFER:
+            continue
+        if name not in MAY_GROW:
+            reason, remedy = f"the run in --run-dir has {_shown(old)}", "give the same, or another --run-dir"
+            faults.append(Fault(spec.flag, _shown(new), reason, remedy))
+        elif old is not None and new is not None and new < old:
+            faults.append(Fault(spec.flag, str(new), f"the run has {old}, and it can only grow", f"give {old}"))
+        elif now.lr_decay_style != "constant":
+            reason = f"the run has {_shown(old)}, and its learning rate decays over that"
+            faults.append(Fault(spec.flag, _shown(new), reason, f"give {_shown(old)}"))
+    return faults
+
+
+def grows(then: dict[str, Any], now: RunConfig) -> bool:
+    """Whether the end of the run moved."""
+    return any(then.get(name) != getattr(now, name) for name in MAY_GROW)
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else str(value)
