@@ -9,7 +9,7 @@ import signal
 import sys
 
 from turnout.cli.options import split_run_file
-from turnout.config.load import dump, load
+from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
 from turnout.core.errors import TurnoutError
@@ -22,6 +22,7 @@ def command(argv: list[str]) -> int:
     config = load(*split_run_file(argv))
     _prepare_process(config)
     from turnout.placement.real import DiskStore, RealClock
+    from turnout.schedule.run_record import open_record
     from turnout.schedule.session import Session, load_inputs
     from turnout.train.model_zoo import resolve_checkpoint
 
@@ -29,8 +30,8 @@ def command(argv: list[str]) -> int:
     inputs = load_inputs(config, model)
     files = DiskStore()
     paths = make_run_dir(config)
-    files.publish_file(paths.config, dump(config).encode())
-    session = Session(config, paths, RealClock(), files)
+    record = open_record(paths, config, inputs.fingerprints, files)
+    session = Session(config, paths, record, RealClock(), files)
     try:
         status = asyncio.run(_run(session, inputs, config, paths))
     finally:

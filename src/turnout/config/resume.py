@@ -21,6 +21,7 @@ MAY_DIFFER = frozenset(
         # deadlines
         *("engine_start_timeout_s", "rollout_health_check_interval", "rollout_health_check_timeout"),
         *("train_step_timeout_s", "update_weight_timeout_s", "rollout_request_timeout_s", "reward_timeout_s"),
+        "rollout_timeout_s",
         # checkpoints and seeing
         *("save_interval", "save_hf", "follower_expiry", "log_level", "panel", "tensorboard", "plots"),
         "before_after_samples",

@@ -14,6 +14,7 @@ from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 
 MAX_RUNS = 1000
+RECORD = "run.json"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RunPaths:
     @property
     def record(self) -> Path:
         """Whose directory it is (turnout.schedule.run_record); a directory with this file holds a run."""
-        return self.root / "run.json"
+        return self.root / RECORD
 
     @property
     def config(self) -> Path:
@@ -84,6 +85,11 @@ def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
         reason = f"can't be made: {error.strerror or type(error).__name__}"
         raise ConfigError(Fault("--run-dir", config.run_dir, reason, "give another folder")) from None
     return replace(paths, resumed=paths.record.exists())
+
+
+def holds_run(config: RunConfig) -> bool:
+    """Whether --run-dir names a directory in which a run was begun."""
+    return config.run_dir is not None and (_expanded(config.run_dir) / RECORD).exists()
 
 
 def _check_resume(config: RunConfig, paths: RunPaths) -> None:

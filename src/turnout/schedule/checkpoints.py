@@ -1,69 +1,78 @@
-"""Checkpoints of a run: the trainer's whole state, the place in the data, the version; and the final HF export.
+"""Checkpoints of a run: the trainer's whole state, the ledger, where the run stands; and the final HF export.
 
-    <save>/step_000010/            trainer state, then state.json; the folder appears whole or not at all
+    <save>/step_000010/            trainer state, ledger.sqlite, then state.json; the folder appears whole or not at all
     <save_hf>/                     the last version's weights as an ordinary Hugging Face checkpoint
 
 Promises: a checkpoint is complete or absent; the two newest stay, older ones go only after a newer is complete;
-what a killed save left behind goes with the next one; what another run left there is refused, never replaced.
+what a killed save left behind goes with the next one; what another run left there is refused, never replaced; an
+incarnation that was taken over saves nothing more.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
+import logging
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Store
 from turnout.core.rng import random_id
-from turnout.core.version import WeightVersion
-from turnout.schedule.parts import TrainerThread
+from turnout.schedule.checkpoint_state import FOLDER, CheckpointState, read_state, step_of, write_state
+from turnout.train.backend import TrainBackend
 from turnout.weights.checkpoint_io import copy_assets, write_checkpoint
 from turnout.weights.tensors import HostTensor
 
+T = TypeVar("T")
 KEPT = 2
-_FOLDER = re.compile(r"step_(\d{6,})")
 _LEFTOVER = re.compile(r"step_\d{6,}\.tmp-[0-9a-f]+|\.removed-step_\d{6,}.*")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SavePlan:
-    """`folder` None saves nothing; `interval` None saves after the last step only. An HF export takes config and
-    tokenizer from `assets`, and has files of at most `shard_bytes`."""
+    """`periodic`: after every `interval` steps (None: never between) and after the last one; otherwise only when a
+    run is stopped before its end. An HF export takes config and tokenizer from `assets`, and has files of at most
+    `shard_bytes`."""
 
-    folder: Path | None
+    folder: Path
+    periodic: bool
     interval: int | None
     hf_folder: Path | None
     assets: Path
     shard_bytes: int
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run stands besides the trainer: the next ordinal of the source, and the current version."""
+class Calls(Protocol):
+    """The trainer, as far as it is needed here."""
 
-    position: int
-    version: WeightVersion
+    async def call(self, what: str, work: Callable[[TrainBackend], T]) -> T: ...
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds besides the trainer: `state` after so many steps; `ledger` writes a copy of the ledger
+    into the folder; `check` raises where another incarnation has taken over."""
+
+    state: Callable[[int], CheckpointState]
+    ledger: Callable[[Path], Any]
+    check: Callable[[], None]
 
 
 class RunCheckpoints:
-    """Checkpoints of the loop. `place` is asked when one is due."""
+    """Checkpoints of the loop. `saved` is the step of the newest one."""
 
-    def __init__(
-        self, plan: SavePlan, files: Store, trainer: TrainerThread, place: Callable[[], Place]
-    ) -> None:
-        self._plan, self._files, self._trainer, self._place = plan, files, trainer, place
-        self._saved: int | None = None
+    def __init__(self, plan: SavePlan, files: Store, trainer: Calls, contents: Contents) -> None:
+        self._plan, self._files, self._trainer, self._contents = plan, files, trainer, contents
+        self.saved: int | None = None
 
     async def save_if_due(self, steps_done: int, last: bool) -> None:
         plan = self._plan
         due = last or (plan.interval is not None and steps_done % plan.interval == 0)
-        if due and plan.folder is not None and steps_done != self._saved:
-            await self._save(plan.folder, steps_done)
-            self._saved = steps_done
+        if plan.periodic and due:
+            await self.save(steps_done)
         target = plan.hf_folder
         if last and target is not None:
             _check_free("--save-hf", target)
@@ -71,10 +80,13 @@ class RunCheckpoints:
                 "the weights to be exported", lambda backend: self._export(target, backend.export())
             )
 
-    async def _save(self, folder: Path, steps_done: int) -> None:
-        place = self._place()
+    async def save(self, steps_done: int) -> None:
+        """One now, where there is none of this step yet. No train step may run, and its version is committed."""
+        if steps_done == self.saved:
+            return
+        folder = self._plan.folder
         final = folder / f"step_{steps_done:06d}"
-        _check_free("--save", final)
+        self._make_way(final)
         folder.mkdir(parents=True, exist_ok=True)
         for name in self._files.names(folder):
             if _LEFTOVER.fullmatch(name):
@@ -83,20 +95,34 @@ class RunCheckpoints:
         staged.mkdir()
         try:
             await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
-            state = {
-                "format": 1,
-                "step": steps_done,
-                "position": place.position,
-                "version": asdict(place.version),
-            }
-            (staged / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-            await asyncio.to_thread(self._files.publish_folder, staged, final)
+            state = self._contents.state(steps_done)
+            self._contents.ledger(staged)
+            await self._trainer.call("the checkpoint to be synced", lambda _: self._publish(staged, final, state))
         finally:
             if staged.exists():
                 self._files.remove_tree(staged)
-        names = [name for name in self._files.names(folder) if _FOLDER.fullmatch(name)]
-        for name in sorted(names, key=lambda n: int(n.split("_")[1]))[:-KEPT]:
+        self.saved = steps_done
+        names = [name for name in self._files.names(folder) if FOLDER.fullmatch(name)]
+        for name in sorted(names, key=step_of)[:-KEPT]:
             self._files.remove_tree(folder / name)
+
+    def _publish(self, staged: Path, final: Path, state: CheckpointState) -> None:
+        write_state(staged, state)
+        self._contents.check()
+        self._files.publish_folder(staged, final)
+
+    def _make_way(self, final: Path) -> None:
+        """A folder that a resume passed over is renamed: it is no checkpoint. A good one is never replaced."""
+        if not final.exists():
+            return
+        try:
+            owner = read_state(final).run_id
+        except ValueError as fault:
+            aside = final.with_name(f"{final.name}.broken-{random_id()[:8]}")
+            final.rename(aside)
+            log.warning("%s is no checkpoint (%s): renamed to %s", final, fault, aside.name)
+            return
+        raise ConfigError(Fault("--save", str(final), f"is of run {owner}", "give another folder"))
 
     def _export(self, target: Path, tensors: Iterable[HostTensor]) -> None:
         """From the trainer, so that it is there whatever way versions take to the engines."""
@@ -112,16 +138,16 @@ class RunCheckpoints:
                 self._files.remove_tree(staged)
 
 
-def check_folders(plan: SavePlan) -> None:
-    """Before a run: raises ConfigError where --save holds another run's checkpoints or --save-hf anything."""
-    if plan.folder is not None and plan.folder.is_dir():
-        for path in plan.folder.iterdir():
-            if _FOLDER.fullmatch(path.name):
+def check_folders(save: Path | None, save_hf: Path | None) -> None:
+    """Before a new run: raises ConfigError where --save holds another run's checkpoints or --save-hf anything."""
+    if save is not None and save.is_dir():
+        for path in save.iterdir():
+            if FOLDER.fullmatch(path.name):
                 raise ConfigError(
-                    Fault("--save", str(plan.folder), f"holds {path.name} already", "give another folder")
+                    Fault("--save", str(save), f"holds {path.name} already", "give another folder")
                 )
-    if plan.hf_folder is not None:
-        _check_free("--save-hf", plan.hf_folder)
+    if save_hf is not None:
+        _check_free("--save-hf", save_hf)
 
 
 def _check_free(flag: str, target: Path) -> None:

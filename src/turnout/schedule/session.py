@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
-from turnout.config.rundir import RunPaths
+from turnout.config.rundir import RunPaths, holds_run
 from turnout.core.errors import EngineDead, TurnoutError
 from turnout.core.events import EngineLost, EngineReady, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
-from turnout.core.rng import SeedTree, random_id
+from turnout.core.rng import SeedTree
 from turnout.core.types import Prompt
 from turnout.core.version import WeightVersion
 from turnout.observe.eventlog import EventLog
@@ -33,19 +33,22 @@ from turnout.rollout.evaluate import EvalSet
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import open_database
-from turnout.rollout.prompts import load_prompts
+from turnout.rollout.prompts import Fingerprint, fingerprint, load_prompts
 from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.source import PromptSource
 from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
-from turnout.schedule.checkpoints import Place, RunCheckpoints, SavePlan, check_folders
+from turnout.schedule.checkpoint_state import CheckpointState
+from turnout.schedule.checkpoints import Contents, RunCheckpoints, SavePlan, check_folders
 from turnout.schedule.evaluations import EvalPlan, EvalRuns
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, run_loop
 from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
+from turnout.schedule.resume import Beginning, find_beginning, restore_weights
+from turnout.schedule.run_record import RunRecord
 from turnout.schedule.schedule import SCHEDULES
 from turnout.schedule.weight_plane import (
     Origin,
@@ -64,20 +67,21 @@ log = logging.getLogger(__name__)
 ATTEST_DEADLINE_S = 60.0
 LAST_WORDS_S = 2.0
 TICK_S = 0.5
-INCARNATION = 0
 Lost = Callable[[EngineDead], None]
 HELD_OUT, SAMPLED, BASELINE = "held-out", "held-out, sampled", "baseline"
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What was loaded and checked before anything started. `steps` is None where only the data's end is known."""
+    """What was loaded and checked before anything started. `steps` is None where only the data's end is known;
+    `fingerprints` are those of prompts and held-out prompts."""
 
     model: Path
     tokenizer: HubTokenizer
     source: PromptSource
     evals: EvalPlan
     steps: int | None
+    fingerprints: tuple[Fingerprint, Fingerprint | None]
 
 
 @dataclass
@@ -98,7 +102,8 @@ class RunOutcome:
 def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     """Tokenizer, prompts and held-out prompts; raises UserError with what is wrong in them, or with a folder
     to save to that is in use."""
-    check_folders(_save_plan(config, model))
+    if not holds_run(config):
+        check_folders(_folder(config.save), _folder(config.save_hf))
     tokenizer = load_tokenizer(model)
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
@@ -106,7 +111,13 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     if source.total is not None:
         by_data = -(-source.total // config.rollout_batch_size)
         steps = by_data if steps is None else min(steps, by_data)
-    return RunInputs(model, tokenizer, source, eval_plan(config, tokenizer), steps)
+    evals = eval_plan(config, tokenizer)
+    held_out = None
+    if config.eval_prompt_data is not None:
+        spec = wiring.eval_data(config, config.eval_prompt_data)
+        held_out = fingerprint(spec, list(evals.sets[0].prompts))
+    marks = fingerprint(wiring.train_data(config), prompts), held_out
+    return RunInputs(model, tokenizer, source, evals, steps, marks)
 
 
 def eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
@@ -130,11 +141,15 @@ def eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
 
 
 class Session:
-    """One run from start to end. `run` may be called once."""
+    """One incarnation of a run from start to end. `run` may be called once."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, clock: Clock, files: Store) -> None:
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, record: RunRecord, clock: Clock, files: Store
+    ) -> None:
+        """Raises ConfigError where the run should go on, but none of its checkpoints is complete."""
         self.config, self.paths, self._clock, self._files = config, paths, clock, files
-        self._run_id = random_id()
+        self._record = record
+        self._beginning = find_beginning(paths, record.run_id, files)
         self.outcome = RunOutcome()
         self._phases = Phases(clock)
         self._engines: list[Engine] = []
@@ -154,12 +169,13 @@ class Session:
             schedule = SCHEDULES[self.config.schedule]
             events.emit(
                 RunStarted(
-                    self._run_id,
-                    INCARNATION,
+                    self._record.run_id,
+                    self._beginning.incarnation,
                     self.config.seed,
                     schedule.name,
                     schedule.max_lag,
                     self.config.trust_label,
+                    self._beginning.step,
                 )
             )
             reporter = RunReporter(events, metrics, panel, self._phases, self._clock)
@@ -190,8 +206,8 @@ class Session:
             clients = [engine.client for engine in self._engines]
             store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
             await check_engines(config, clients)
-            origin = Origin(trainer, inputs.model, INCARNATION)
-            transport, base = await open_plane(config, store, self._clock, origin, self._run_id)
+            origin = Origin(trainer, inputs.model, self._beginning.incarnation, self._beginning.start)
+            transport, base = await open_plane(config, store, self._clock, origin, self._record.run_id)
             published = Publications(events)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
@@ -208,12 +224,13 @@ class Session:
                 config.grpo_std_normalization,
             )
 
-            def place() -> Place:
+            def state(steps_done: int) -> CheckpointState:
                 version = self._current(updater)
                 store.pin(version)  # the checkpoint that is written now goes on from it
-                return Place(inputs.source.position, version)
+                return self._state(inputs, steps_done, version)
 
-            checkpoints = RunCheckpoints(_save_plan(config, inputs.model), self._files, trainer, place)
+            contents = Contents(state, lambda folder: None, store.check)
+            checkpoints = RunCheckpoints(self._save_plan(inputs.model), self._files, trainer, contents)
             parts = Parts(
                 BatchMaker(inputs.source, book, collector, plan),
                 trainer,
@@ -234,7 +251,7 @@ class Session:
 
             loop = self._loop(parts, updater, base, inputs, trainer)
             await self._supervised(loop, reporter, lost)
-            self.outcome.final_folder = final_checkpoint(self.paths.weights, place().version)
+            self.outcome.final_folder = final_checkpoint(self.paths.weights, self._current(updater))
         finally:
             trainer.close()
 
@@ -250,12 +267,17 @@ class Session:
         expected = await self._expected(trainer, updater)
         await updater.adopt(base, ATTEST_DEADLINE_S, expected)
         parts.gate.committed(base, 0)
+        first = self._beginning.step
+        version = await restore_weights(self._beginning, trainer, parts.weights)
+        if version is not None:
+            parts.gate.committed(version, first)
+            inputs.source.seek(self._beginning.position)
         reporter, evals = parts.reporter, parts.evaluations
         assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
         reporter.step_begins()
         started = self._clock.now()
         try:
-            self.outcome.steps_done = await run_loop(parts, 0, inputs.steps)
+            self.outcome.steps_done = await run_loop(parts, first, inputs.steps)
         finally:
             self.outcome.seconds_training = self._clock.now() - started - evals.seconds
             self.outcome.versions_committed = updater.versions_committed
@@ -354,6 +376,29 @@ class Session:
     def _engine_views(self) -> tuple[EngineView, ...]:
         return tuple(EngineView(e.engine_id, _state_of(e), e.client.version) for e in self._engines)
 
+    def _state(self, inputs: RunInputs, steps_done: int, version: WeightVersion) -> CheckpointState:
+        position, marks = inputs.source.position, inputs.fingerprints
+        return CheckpointState(
+            self._record.run_id,
+            self._beginning.incarnation,
+            steps_done,
+            position,
+            position // marks[0].rows,
+            version,
+            marks[0].digest,
+        )
+
+    def _save_plan(self, model: Path) -> SavePlan:
+        config = self.config
+        return SavePlan(
+            self.paths.checkpoints,
+            config.save is not None or config.save_interval is not None,
+            config.save_interval,
+            _folder(config.save_hf),
+            model,
+            config.update_weight_buffer_size,
+        )
+
     @staticmethod
     def _current(updater: Updater) -> WeightVersion:
         assert updater.current is not None, "the base version is adopted before anything asks"
@@ -366,11 +411,5 @@ def _state_of(engine: Engine) -> str:
     return "fenced" if engine.client.holds is None and engine.client.version != "none" else "ready"
 
 
-def _save_plan(config: RunConfig, model: Path) -> SavePlan:
-    return SavePlan(
-        Path(config.save) if config.save is not None else None,
-        config.save_interval,
-        Path(config.save_hf) if config.save_hf is not None else None,
-        model,
-        config.update_weight_buffer_size,
-    )
+def _folder(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

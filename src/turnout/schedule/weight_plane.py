@@ -55,11 +55,13 @@ class Publications:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run's weights begin: the trainer, and the checkpoint that trainer and engines loaded."""
+    """Where an incarnation's weights begin: the trainer, the checkpoint that trainer and engines loaded, and the
+    counter of the version that a resumed one goes on from (0: the checkpoint's own weights)."""
 
     trainer: TrainerThread
     checkpoint: Path
     incarnation: int
+    start: int = 0
 
 
 def make_store(config: RunConfig, root: Path, files: Store, clock: Clock, checkpoint: Path) -> WeightStore:
@@ -86,9 +88,11 @@ async def open_plane(
     else:
         what = "the base weights to be digested"
         root = await origin.trainer.call(what, lambda t: base_root(t, origin.checkpoint))
-    await asyncio.to_thread(store.open, run_id, origin.incarnation, root)
+    await asyncio.to_thread(store.open, run_id, origin.incarnation, root, origin.start)
     version = WeightVersion(origin.incarnation, 0, root)
-    base = None if snapshot is None else DeltaBase(snapshot, version, config.digest_audit_interval)
+    base = None
+    if snapshot is not None:
+        base = DeltaBase(snapshot, version, config.digest_audit_interval, first_in_full=origin.start > 0)
     plan = TransportPlan(
         config.update_weight_transport,
         config.update_weight_buffer_size,

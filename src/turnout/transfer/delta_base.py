@@ -18,11 +18,15 @@ log = logging.getLogger(__name__)
 
 
 class DeltaBase:
-    """See the module. `version` begins as the version that the engines loaded. Its methods block."""
+    """See the module. `version` begins as the version that the engines loaded; `first_in_full`: the next one is an
+    anchor, since a resumed run's weights are not what its engines started with. Its methods block."""
 
-    def __init__(self, snapshot: Snapshot, version: WeightVersion, audit_interval: int) -> None:
+    def __init__(
+        self, snapshot: Snapshot, version: WeightVersion, audit_interval: int, *, first_in_full: bool = False
+    ) -> None:
         self.snapshot, self.version = snapshot, version
         self.start = version
+        self.first_in_full = first_in_full
         self._audit_interval = audit_interval
         self._committed = 0
         self._waiting: tuple[Export, Survey] | None = None
@@ -40,7 +44,7 @@ class DeltaBase:
             raise InvariantBroken(f"{version.label} was committed, but is not what was surveyed")
         export, found = self._waiting
         self.snapshot.commit(export(), found.lines)
-        self._waiting, self.version = None, version
+        self._waiting, self.version, self.first_in_full = None, version, False
         self._committed += 1
         if self._committed % self._audit_interval == 0:
             self.snapshot.audit()

@@ -92,7 +92,7 @@ class DeltaDiskTransport(DiskTransport):
         return made
 
     def _form(self, found: Survey) -> NextForm:
-        if not self.base.snapshot.comparable:
+        if self.base.first_in_full or not self.base.snapshot.comparable:
             return NextForm.FULL
         roots = self.base.version.root, self.base.start.root
         size = DeltaSize(self._delta_bytes(found), found.changed)

@@ -164,6 +164,11 @@ class WeightStore:
         """A checkpoint goes on from this version: of the last two such, nothing that makes them is removed."""
         self._pins = [*self._pins, version][-PINS:]
 
+    def check(self) -> None:
+        """Raises WeightError where a newer incarnation of the run has opened the store."""
+        with self._told("it cannot be seen whose it is"):
+            self._owner.check()
+
     def retain(
         self, committed: WeightVersion, now: float, engines: Iterable[WeightVersion] = ()
     ) -> list[str]:

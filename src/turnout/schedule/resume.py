@@ -1,0 +1,88 @@
+"""Where an incarnation of a run begins: which one it is, the checkpoint that it goes on from, its first version.
+
+A run's first incarnation is 0. A resumed one goes on from the newest complete checkpoint, or from step 0 where there
+is none yet. Promises: an incarnation's number is above all that have opened the run's store or wrote a checkpoint;
+the trainer's restored weights are published in full, through the ordinary update, before the first prompt, so that
+any number of engines holds them; weights that are not those of the checkpoint's version end the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnout.config.rundir import RunPaths
+from turnout.core.errors import InvariantBroken
+from turnout.core.ports import Store
+from turnout.core.version import WeightVersion
+from turnout.schedule.checkpoint_state import Checkpoint, newest_checkpoint
+from turnout.schedule.loop import Weights
+from turnout.schedule.parts import TrainerThread
+from turnout.train.backend import TrainBackend
+from turnout.weights.catalog import INCARNATIONS
+from turnout.weights.digest import root_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """`checkpoint` None: from the weights and prompts that the run began with."""
+
+    incarnation: int = 0
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def step(self) -> int:
+        """Train steps done."""
+        return 0 if self.checkpoint is None else self.checkpoint.state.step
+
+    @property
+    def position(self) -> int:
+        """The next ordinal of the source."""
+        return 0 if self.checkpoint is None else self.checkpoint.state.position
+
+    @property
+    def start(self) -> int:
+        """The counter of the version that the incarnation goes on from."""
+        return 0 if self.checkpoint is None else self.checkpoint.state.version.counter
+
+
+def find_beginning(paths: RunPaths, run_id: str, files: Store) -> Beginning:
+    """Raises ConfigError where there are checkpoints of the run but no complete one."""
+    if not paths.resumed:
+        return Beginning()
+    found = newest_checkpoint(paths.checkpoints, run_id, files)
+    opened = [Path(name).stem for name in files.names(paths.weights / INCARNATIONS)]
+    known = [int(name) for name in opened if name.isdigit()]
+    if found is not None:
+        known.append(found.state.incarnation)
+    beginning = Beginning(max(known, default=-1) + 1, found)
+    source = "the beginning" if found is None else str(found.folder)
+    log.info("the run goes on from %s as incarnation %d", source, beginning.incarnation)
+    return beginning
+
+
+async def restore_weights(beginning: Beginning, trainer: TrainerThread, weights: Weights) -> WeightVersion | None:
+    """Loads the trainer's state and publishes its weights to every engine; the version, None where there is no
+    checkpoint. Raises ModelError for a state of another model, InvariantBroken for other weights than the
+    checkpoint's version, WeightError as updates do."""
+    checkpoint = beginning.checkpoint
+    if checkpoint is None:
+        return None
+    root = await trainer.call("the checkpoint to be loaded", lambda t: _loaded(t, checkpoint.folder))
+    if root != checkpoint.state.version.root:
+        raise InvariantBroken(
+            f"{checkpoint.folder} holds weights with the root {root}, its version is "
+            f"{checkpoint.state.version.label}"
+        )
+    update = weights.begin(beginning.step)
+    await update.publish()
+    await update.prepare()
+    return await update.commit()
+
+
+def _loaded(trainer: TrainBackend, folder: Path) -> str:
+    trainer.load(folder)
+    return root_of(trainer.export())
