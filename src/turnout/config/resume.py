@@ -42,7 +42,9 @@ def differences(then: dict[str, Any], now: RunConfig) -> list[Fault]:
             reason, remedy = f"the run in --run-dir has {_shown(old)}", "give the same, or another --run-dir"
             faults.append(Fault(spec.flag, _shown(new), reason, remedy))
         elif old is not None and new is not None and new < old:
-            faults.append(Fault(spec.flag, str(new), f"the run has {old}, and it can only grow", f"give {old}"))
+            faults.append(
+                Fault(spec.flag, str(new), f"the run has {old}, and it can only grow", f"give {old}")
+            )
         elif now.lr_decay_style != "constant":
             reason = f"the run has {_shown(old)}, and its learning rate decays over that"
             faults.append(Fault(spec.flag, _shown(new), reason, f"give {_shown(old)}"))

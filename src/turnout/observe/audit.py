@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from turnout.core.events import (
     Event,
@@ -20,7 +21,7 @@ from turnout.core.events import (
     RunStarted,
     StepTrained,
 )
-from turnout.observe.audit_log import ended_well, of_kind
+from turnout.observe.audit_log import as_one, ended_well, of_kind
 from turnout.observe.audit_versions import VERSION_RULES
 
 MAX_DETAILS = 20
@@ -58,10 +59,11 @@ class GroupCounts:
 def audit(events: Iterable[Event]) -> AuditReport:
     """Runs every rule over the events of one run."""
     log = list(events)
+    one = as_one(log)
     passed: list[str] = []
     failed: list[tuple[str, str]] = []
     for rule in RULES:
-        details = list(rule(log))
+        details = list(rule(one if rule in GROUP_RULES else log))
         if details:
             hidden = len(details) - MAX_DETAILS
             shown = details[:MAX_DETAILS] + ([f"and {hidden} more"] if hidden > 0 else [])
@@ -73,7 +75,7 @@ def audit(events: Iterable[Event]) -> AuditReport:
 
 def count_groups(events: Iterable[Event]) -> GroupCounts:
     """The numbers of invariant 1 for the summary."""
-    log = list(events)
+    log = as_one(list(events))
     trained = {event.group for event in of_kind(log, GroupTrained)}
     dropped = {event.group for event in of_kind(log, GroupDropped)}
     taken = {event.group for event in of_kind(log, GroupTaken)}
@@ -83,14 +85,17 @@ def count_groups(events: Iterable[Event]) -> GroupCounts:
 
 
 def log_opens_and_closes_once(log: Sequence[Event]) -> Iterator[str]:
-    """One run, one log: RunStarted is the first event, and nothing follows RunEnded."""
+    """One run, one log: RunStarted is the first event, each later one is of a later incarnation of the same run,
+    and nothing else follows RunEnded."""
     if not log or not isinstance(log[0], RunStarted):
         yield "the first event is not RunStarted"
-    if (starts := len(of_kind(log, RunStarted))) > 1:
-        yield f"RunStarted stands {starts} times"
-    after = next((at for at, event in enumerate(log) if isinstance(event, RunEnded)), None)
-    if after is not None and after + 1 < len(log):
-        yield f"{len(log) - after - 1} events follow RunEnded, the first is {type(log[after + 1]).__name__}"
+    for earlier, later in pairwise(of_kind(log, RunStarted)):
+        if later.run_id != earlier.run_id or later.incarnation <= earlier.incarnation:
+            yield f"incarnation {earlier.incarnation} is followed by a RunStarted of {later.incarnation}"
+    for at, event in enumerate(log[:-1]):
+        if isinstance(event, RunEnded) and not isinstance(log[at + 1], RunStarted):
+            yield f"{len(log) - at - 1} events follow RunEnded, the first is {type(log[at + 1]).__name__}"
+            return
 
 
 def each_group_ends_once(log: Sequence[Event]) -> Iterator[str]:
@@ -164,12 +169,15 @@ def nothing_is_left_over(log: Sequence[Event]) -> Iterator[str]:
             yield f"left over: {leftover}"
 
 
-RULES: tuple[Rule, ...] = (
-    log_opens_and_closes_once,
+GROUP_RULES: tuple[Rule, ...] = (
     each_group_ends_once,
     trained_groups_were_completed,
-    lengths_agree,
     steps_account_for_groups,
+)
+RULES: tuple[Rule, ...] = (
+    log_opens_and_closes_once,
+    *GROUP_RULES,
+    lengths_agree,
     *VERSION_RULES,
     nothing_is_left_over,
 )

@@ -30,6 +30,11 @@ from turnout.observe.audit_log import ended_well
 TRUSTED_LEVELS = frozenset({"memory", "checksum"})
 
 
+def content(label: str | None) -> str | None:
+    """The part of a label that names the weights: equal for a version that a resumed run made again."""
+    return None if label is None else label.rpartition("-")[2]
+
+
 def base_version(log: Sequence[Event]) -> str | None:
     """The version that is committed before the first group without being published; None where there is none."""
     for event in log:
@@ -94,7 +99,7 @@ def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
     for event in log:
         if isinstance(event, VersionCommitted):
             current = event.version
-        elif isinstance(event, GroupTrained) and set(event.versions) - {current}:
+        elif isinstance(event, GroupTrained) and {*map(content, event.versions)} - {content(current)}:
             yield f"group {event.group}, step {event.step}: versions {event.versions}, current is {current}"
 
 
@@ -203,28 +208,35 @@ def counters_only_rise(log: Sequence[Event]) -> Iterator[str]:
 def versions_end_once(log: Sequence[Event]) -> Iterator[str]:
     """Invariant 4: a version is committed once or aborted; an aborted one never becomes current."""
     ends: dict[str, str] = {}
+    base = base_version(log)
     for event in log:
         if isinstance(event, VersionCommitted | VersionAborted):
             how = "committed" if isinstance(event, VersionCommitted) else "aborted"
-            if event.version in ends and event.version:  # an update that wrote nothing has no label
+            known = event.version in ends and event.version  # an update that wrote nothing has no label
+            if known and event.version != base:  # which every incarnation begins with
                 yield f"{event.version} was {ends[event.version]}, then {how}"
             ends[event.version] = how
 
 
 def sync_commits_every_step(log: Sequence[Event]) -> Iterator[str]:
-    """Invariant 4 in the synchronous schedule: each train step makes one version, current before the next step."""
+    """Invariant 4 in the synchronous schedule: each train step makes one version, current before the next step. A
+    resumed incarnation begins with the version of its checkpoint."""
     if not any(isinstance(event, RunStarted) and event.schedule == "sync" for event in log):
         return
     waiting: int | None = None
     base = base_version(log)
+    restored = False
     for event in log:
-        if isinstance(event, GroupTrained) and event.step != waiting:
+        if isinstance(event, RunStarted):
+            waiting, restored = None, event.step > 0
+        elif isinstance(event, GroupTrained) and event.step != waiting:
             if waiting is not None:
                 yield f"step {event.step} was trained before the version of step {waiting} was committed"
             waiting = event.step
         elif isinstance(event, VersionCommitted):
-            if waiting is None and event.version != base:
+            if waiting is None and event.version != base and not restored:
                 yield f"{event.version} was committed without a train step since the last one"
+            restored = restored and event.version == base
             waiting = None
     if waiting is not None and ended_well(log):
         yield f"the run ended without the version of step {waiting}"

@@ -43,6 +43,11 @@ class PromptSource:
         return self._position
 
     @property
+    def epoch(self) -> int:
+        """That of the next ordinal: an epoch's end is the beginning of the next one."""
+        return self._position // len(self._prompts)
+
+    @property
     def exhausted(self) -> bool:
         """Whether the data has ended: `take` returns nothing from now on."""
         return self.total is not None and self._position >= self.total

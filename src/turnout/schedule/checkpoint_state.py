@@ -1,9 +1,9 @@
 """state.json of a checkpoint, and which checkpoint a run goes on from.
 
-state.json names every other file of its folder with its size: a folder where one is missing, or has another size, is
-no checkpoint. Promises: the newest complete one of this run is taken, by number and not by name; every folder that
-was passed over is named with the reason; where there are checkpoints and none is complete the run does not begin
-anew, it ends with what is missing.
+state.json names every other file of its folder with its size: a folder where one is missing, or has another size,
+is no checkpoint. Promises: the newest complete one of this run is taken, by number and not by name; every folder
+that was passed over is named with the reason; where there are checkpoints and none is complete the run does not
+begin anew, it ends with what is missing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def newest_checkpoint(folder: Path, run_id: str, files: Store) -> Checkpoint | N
                 raise ValueError(f"belongs to run {state.run_id}")
         except ValueError as fault:
             log.warning("checkpoint %s is passed over: %s", path, fault)
-            passed.append(Fault(str(path), "", str(fault), "restore it, or remove the folder to do without it"))
+            passed.append(
+                Fault(str(path), "", str(fault), "restore it, or remove the folder to do without it")
+            )
             continue
         return Checkpoint(path, state)
     if passed:

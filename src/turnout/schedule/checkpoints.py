@@ -1,6 +1,6 @@
 """Checkpoints of a run: the trainer's whole state, the ledger, where the run stands; and the final HF export.
 
-    <save>/step_000010/            trainer state, ledger.sqlite, then state.json; the folder appears whole or not at all
+    <save>/step_000010/            trainer state, ledger.sqlite, then state.json; the folder appears whole or not
     <save_hf>/                     the last version's weights as an ordinary Hugging Face checkpoint
 
 Promises: a checkpoint is complete or absent; the two newest stay, older ones go only after a newer is complete;
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Store
 from turnout.core.rng import random_id
@@ -53,8 +54,8 @@ class Calls(Protocol):
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds besides the trainer: `state` after so many steps; `ledger` writes a copy of the ledger
-    into the folder; `check` raises where another incarnation has taken over."""
+    """What a checkpoint holds besides the trainer: `state` after so many steps; `ledger` writes a copy of the
+    ledger into the folder; `check` raises where another incarnation has taken over."""
 
     state: Callable[[int], CheckpointState]
     ledger: Callable[[Path], Any]
@@ -97,7 +98,9 @@ class RunCheckpoints:
             await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
             state = self._contents.state(steps_done)
             self._contents.ledger(staged)
-            await self._trainer.call("the checkpoint to be synced", lambda _: self._publish(staged, final, state))
+            await self._trainer.call(
+                "the checkpoint to be saved", lambda _: self._publish(staged, final, state)
+            )
         finally:
             if staged.exists():
                 self._files.remove_tree(staged)
@@ -138,16 +141,16 @@ class RunCheckpoints:
                 self._files.remove_tree(staged)
 
 
-def check_folders(save: Path | None, save_hf: Path | None) -> None:
+def check_folders(config: RunConfig) -> None:
     """Before a new run: raises ConfigError where --save holds another run's checkpoints or --save-hf anything."""
-    if save is not None and save.is_dir():
+    if config.save is not None and (save := Path(config.save)).is_dir():
         for path in save.iterdir():
             if FOLDER.fullmatch(path.name):
                 raise ConfigError(
                     Fault("--save", str(save), f"holds {path.name} already", "give another folder")
                 )
-    if save_hf is not None:
-        _check_free("--save-hf", save_hf)
+    if config.save_hf is not None:
+        _check_free("--save-hf", Path(config.save_hf))
 
 
 def _check_free(flag: str, target: Path) -> None:

@@ -1,9 +1,10 @@
 """Where an incarnation of a run begins: which one it is, the checkpoint that it goes on from, its first version.
 
-A run's first incarnation is 0. A resumed one goes on from the newest complete checkpoint, or from step 0 where there
-is none yet. Promises: an incarnation's number is above all that have opened the run's store or wrote a checkpoint;
-the trainer's restored weights are published in full, through the ordinary update, before the first prompt, so that
-any number of engines holds them; weights that are not those of the checkpoint's version end the run.
+A run's first incarnation is 0. A resumed one goes on from the newest complete checkpoint, or from step 0 where
+there is none yet. Promises: an incarnation's number is above all that have opened the run's store or wrote a
+checkpoint; the trainer's restored weights are published in full, through the ordinary update, before the first
+prompt, so that any number of engines holds them; weights that are not those of the checkpoint's version end the
+run.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def find_beginning(paths: RunPaths, run_id: str, files: Store) -> Beginning:
     return beginning
 
 
-async def restore_weights(beginning: Beginning, trainer: TrainerThread, weights: Weights) -> WeightVersion | None:
+async def restore_weights(
+    beginning: Beginning, trainer: TrainerThread, weights: Weights
+) -> WeightVersion | None:
     """Loads the trainer's state and publishes its weights to every engine; the version, None where there is no
     checkpoint. Raises ModelError for a state of another model, InvariantBroken for other weights than the
     checkpoint's version, WeightError as updates do."""

@@ -40,14 +40,14 @@ from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_state import CheckpointState
-from turnout.schedule.checkpoints import Contents, RunCheckpoints, SavePlan, check_folders
+from turnout.schedule.checkpoints import Contents, RunCheckpoints, check_folders
 from turnout.schedule.evaluations import EvalPlan, EvalRuns
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, run_loop
 from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
-from turnout.schedule.resume import Beginning, find_beginning, restore_weights
+from turnout.schedule.resume import find_beginning, restore_weights
 from turnout.schedule.run_record import RunRecord
 from turnout.schedule.schedule import SCHEDULES
 from turnout.schedule.weight_plane import (
@@ -103,7 +103,7 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     """Tokenizer, prompts and held-out prompts; raises UserError with what is wrong in them, or with a folder
     to save to that is in use."""
     if not holds_run(config):
-        check_folders(_folder(config.save), _folder(config.save_hf))
+        check_folders(config)
     tokenizer = load_tokenizer(model)
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
@@ -206,7 +206,8 @@ class Session:
             clients = [engine.client for engine in self._engines]
             store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
             await check_engines(config, clients)
-            origin = Origin(trainer, inputs.model, self._beginning.incarnation, self._beginning.start)
+            incarnation, data = self._beginning.incarnation, inputs.fingerprints[0]
+            origin = Origin(trainer, inputs.model, incarnation, self._beginning.start)
             transport, base = await open_plane(config, store, self._clock, origin, self._record.run_id)
             published = Publications(events)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
@@ -227,10 +228,14 @@ class Session:
             def state(steps_done: int) -> CheckpointState:
                 version = self._current(updater)
                 store.pin(version)  # the checkpoint that is written now goes on from it
-                return self._state(inputs, steps_done, version)
+                place = inputs.source.position, inputs.source.epoch
+                return CheckpointState(
+                    self._record.run_id, incarnation, steps_done, *place, version, data.digest
+                )
 
-            contents = Contents(state, lambda folder: None, store.check)
-            checkpoints = RunCheckpoints(self._save_plan(inputs.model), self._files, trainer, contents)
+            save_plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
+            contents = Contents(state, lambda _: None, store.check)
+            checkpoints = RunCheckpoints(save_plan, self._files, trainer, contents)
             parts = Parts(
                 BatchMaker(inputs.source, book, collector, plan),
                 trainer,
@@ -376,29 +381,6 @@ class Session:
     def _engine_views(self) -> tuple[EngineView, ...]:
         return tuple(EngineView(e.engine_id, _state_of(e), e.client.version) for e in self._engines)
 
-    def _state(self, inputs: RunInputs, steps_done: int, version: WeightVersion) -> CheckpointState:
-        position, marks = inputs.source.position, inputs.fingerprints
-        return CheckpointState(
-            self._record.run_id,
-            self._beginning.incarnation,
-            steps_done,
-            position,
-            position // marks[0].rows,
-            version,
-            marks[0].digest,
-        )
-
-    def _save_plan(self, model: Path) -> SavePlan:
-        config = self.config
-        return SavePlan(
-            self.paths.checkpoints,
-            config.save is not None or config.save_interval is not None,
-            config.save_interval,
-            _folder(config.save_hf),
-            model,
-            config.update_weight_buffer_size,
-        )
-
     @staticmethod
     def _current(updater: Updater) -> WeightVersion:
         assert updater.current is not None, "the base version is adopted before anything asks"
@@ -409,7 +391,3 @@ def _state_of(engine: Engine) -> str:
     if not engine.process.alive:
         return "dead"
     return "fenced" if engine.client.holds is None and engine.client.version != "none" else "ready"
-
-
-def _folder(text: str | None) -> Path | None:
-    return None if text is None else Path(text)

@@ -12,6 +12,7 @@ from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.collect import CollectLimits
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.worker import SamplingPlan
+from turnout.schedule.checkpoints import SavePlan
 from turnout.serving.launcher import EngineLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
@@ -136,6 +137,18 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
         deterministic=config.deterministic,
         seed=config.seed,
         max_nonfinite_steps=config.max_nonfinite_steps,
+    )
+
+
+def save_plan(config: RunConfig, folder: Path, model: Path) -> SavePlan:
+    """`folder` is where checkpoints go, `model` has config and tokenizer for the export."""
+    return SavePlan(
+        folder,
+        config.save is not None or config.save_interval is not None,
+        config.save_interval,
+        Path(config.save_hf) if config.save_hf is not None else None,
+        model,
+        config.update_weight_buffer_size,
     )
 
 

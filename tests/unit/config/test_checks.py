@@ -162,7 +162,6 @@ REFUSED = [
     (["--off-policy", "tis", "--off-policy-clip", "1"], "--off-policy-clip", "greater than 1"),
     (["--off-policy", "tis", "--use-rollout-logprobs"], "--use-rollout-logprobs", "a correction already"),
     (["--off-policy", "tis", "--prox-logp", "interpolate"], "--prox-logp", "no proximal policy"),
-    (["--save-interval", "2"], "--save-interval", "no folder"),
     (["--hf-checkpoint", "/nowhere"], "--hf-checkpoint", "no such folder"),
     (["--hf-checkpoint", "./nowhere"], "--hf-checkpoint", "no such folder"),
     (["--hf-checkpoint", "train.jsonl"], "--hf-checkpoint", "is a file"),
@@ -180,7 +179,10 @@ REFUSED = [
     (["--run-dir", "train.jsonl/../out", "--save", "out"], "--save", "the same place as --run-dir"),
     (["--save", "quick.yaml"], "--save", "no folder"),
     (["--save", ""], "--save", "empty"),
-    (["--run-dir", "old"], "--run-dir", "holds a run already"),
+    (["--run-dir", "old"], "--run-dir", "it has no run.json"),
+    (["--run-dir", "begun", "--resume", "never"], "--run-dir", "holds a run already"),
+    (["--resume", "must"], "--resume", "there is no run to go on with"),
+    (["--run-dir", "new", "--resume", "must"], "--resume", "there is no run to go on with in new"),
 ]
 
 ACCEPTED = [
@@ -237,6 +239,8 @@ ACCEPTED = [
 
 @pytest.fixture
 def places(folder):
+    (folder / "begun").mkdir()
+    (folder / "begun" / "run.json").write_text("{}")
     (folder / "old").mkdir()
     (folder / "old" / "events.jsonl").write_text("")
     (folder / "empty").mkdir()

@@ -36,8 +36,13 @@ def test_a_folder_that_got_a_run_meanwhile_is_refused(write, folder):
     config = load(write(), ["--run-dir", "a"])
     (folder / "a").mkdir()
     (folder / "a" / "events.jsonl").touch()
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match=r"it has no run\.json"):
         make_run_dir(config)
+    assert not make_run_dir(load(write(), ["--run-dir", "b"])).resumed
+    (folder / "a" / "run.json").touch()
+    assert make_run_dir(config).resumed
+    with pytest.raises(ConfigError, match="holds a run already"):
+        make_run_dir(config.model_copy(update={"resume": "never"}))
 
 
 def test_a_folder_that_can_not_be_made(write, folder):

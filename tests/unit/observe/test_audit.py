@@ -23,6 +23,7 @@ from turnout.core.events import (
     VersionPrepared,
     VersionPublished,
 )
+from turnout.core.version import WeightVersion
 from turnout.observe.audit import MAX_DETAILS, RULES, audit, count_groups
 
 ENGINES = ["engine-0", "engine-1"]
@@ -107,7 +108,7 @@ def died(log: list) -> list:
 PLANTED = [
     ("log_opens_and_closes_once", lambda log: log[1:], "not RunStarted"),
     ("log_opens_and_closes_once", lambda log: [*log, GroupTaken("late", "p", 9)], "follow RunEnded"),
-    ("log_opens_and_closes_once", lambda log: [log[0], *log], "stands 2 times"),
+    ("log_opens_and_closes_once", lambda log: [log[0], *log], "incarnation 1 is followed by"),
     ("each_group_ends_once", lambda log: without(log, GroupTrained), "g0a is lost"),
     ("each_group_ends_once", lambda log: without(log, GroupDropped), "g0x is lost"),
     ("each_group_ends_once", lambda log: inserted(log, RunEnded, GroupDropped("g0a", "x")), "ended 2 times"),
@@ -321,3 +322,71 @@ def test_an_empty_log_is_no_run():
 
 def test_an_update_that_lost_an_engine_and_had_enough_is_right() -> None:
     assert audit(fenced_on_the_way(good())).failed == []
+
+
+def resumed(behind: int = 2) -> list:
+    """The run is killed in step 2 and goes on after `behind` steps, by a version of its own with the same weights;
+    what it had trained beyond is stored and trained again."""
+    log = good()[: find(good(), StepTrained, 2)]
+    first = WeightVersion(2, 9, root(behind))
+    again = [
+        event for number in range(behind, 3) for event in step(number) if not isinstance(event, GROUP_BEGINS)
+    ]
+    renamed = {label(number): f"v{number + 9:06d}-{root(number)[:16]}" for number in range(behind + 1, 4)}
+    return [
+        *log,
+        RunStarted("run", 2, 7, "sync", 0, step=behind),
+        *(VersionAttested(engine, label(0), root(0), "memory") for engine in ENGINES),
+        VersionCommitted(label(0)),
+        VersionPublished(first.label, 2, 9, first.root, behind, 1000, ENGINES),
+        *(VersionPrepared(engine, first.label) for engine in ENGINES),
+        *(VersionAttested(engine, first.label, first.root, "memory") for engine in ENGINES),
+        VersionCommitted(first.label),
+        *(_renamed(event, renamed) for event in again),
+        RunEnded("finished", "", []),
+    ]
+
+
+def _renamed(event, labels: dict[str, str]):
+    if isinstance(event, VersionPublished):
+        return replace(event, version=labels[event.version], counter=event.counter + 9)
+    return replace(event, version=labels[event.version]) if hasattr(event, "version") else event
+
+
+GROUP_BEGINS = (GroupTaken, GroupCompleted, GroupDropped)
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_run_that_was_resumed_is_audited_as_one(behind: int) -> None:
+    log = resumed(behind)
+    assert audit(log).failed == []
+    assert vars(count_groups(log)) == {"taken": 9, "trained": 6, "dropped": 3, "open": 0, "lost": 0}
+    killed = log[: find(log, RunStarted, 1) + 5]
+    assert audit(killed).failed == [] and count_groups(killed).lost == 0
+
+
+def test_a_group_that_was_trained_before_the_resume_and_again_after_it_is_found() -> None:
+    log = inserted(resumed(), StepTrained, GroupTrained("g0a", 2, [label(2)], 0), at=2)
+    assert ("each_group_ends_once", "group g0a ended 2 times: trained, trained") in audit(log).failed
+    anew = [GroupTaken("g0a", "p", 2), GroupCompleted("g0a", [[1] * 4], [label(2)], [1.0])]
+    log = inserted(resumed(), StepTrained, *anew, GroupTrained("g0a", 2, [label(2)], 0), at=2)
+    assert ("each_group_ends_once", "group g0a was taken twice") in audit(log).failed
+
+
+def test_a_group_that_a_resume_forgot_is_found() -> None:
+    log = resumed()
+    log = without(log, GroupTrained, len([e for e in log if isinstance(e, GroupTrained)]) - 1)
+    assert any(rule == "each_group_ends_once" and "lost" in detail for rule, detail in audit(log).failed)
+
+
+def test_tokens_of_an_undone_version_need_the_same_weights_made_again() -> None:
+    log = resumed(1)
+    other = "f" * 32
+    again = WeightVersion(2, 11, other)
+    log = [
+        replace(event, version=again.label, **({"root": other} if hasattr(event, "root") else {}))
+        if getattr(event, "version", "").startswith("v000011-")
+        else event
+        for event in log
+    ]
+    assert any(rule == "sync_trains_the_current_version" for rule, _ in audit(log).failed)

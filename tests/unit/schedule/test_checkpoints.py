@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tests.weight_files import assets, model
-from turnout.core.errors import ConfigError
+from turnout.core.errors import ConfigError, WeightError
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore
-from turnout.schedule.checkpoints import Place, RunCheckpoints, SavePlan
+from turnout.schedule.checkpoint_state import CheckpointState, newest_checkpoint, read_state, write_state
+from turnout.schedule.checkpoints import Contents, RunCheckpoints, SavePlan
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
 
@@ -51,11 +52,17 @@ class Run:
         self.folder, self.hf = root / "save", root / "hf"
         self.trainer: Any = Saver()
         self.assets = root / "assets"
-        plan = SavePlan(self.folder, interval, self.hf if hf else None, self.assets, 1 << 20)
-        self.made = RunCheckpoints(plan, files or DiskStore(), self.trainer, self.place)
+        plan = SavePlan(self.folder, True, interval, self.hf if hf else None, self.assets, 1 << 20)
+        self.taken_over: Exception | None = None
+        contents = Contents(state, self.ledger, self.check)
+        self.made = RunCheckpoints(plan, files or DiskStore(), self.trainer, contents)
 
-    def place(self) -> Place:
-        return Place(12, VERSION)
+    def ledger(self, folder: Path) -> None:
+        (folder / "ledger.sqlite").write_bytes(b"l" * 10)
+
+    def check(self) -> None:
+        if self.taken_over is not None:
+            raise self.taken_over
 
     def save(self, *steps: int, last: bool = False) -> None:
         for step in steps:
@@ -66,18 +73,91 @@ class Run:
         return sorted(path.name for path in self.folder.iterdir()) if self.folder.exists() else []
 
 
+def state(step: int, run_id: str = "run") -> CheckpointState:
+    return CheckpointState(run_id, 0, step, 12, 1, VERSION, "d" * 64, {"v000004-aaaa": 4}, [{"step": 2}])
+
+
 def complete(folder: Path) -> bool:
-    return {path.name for path in folder.iterdir()} == {"master.safetensors", "trainer.json", "state.json"}
+    names = {"master.safetensors", "trainer.json", "ledger.sqlite", "state.json"}
+    return {path.name for path in folder.iterdir()} == names and read_state(folder).run_id == "run"
 
 
-def test_a_checkpoint_holds_trainer_place_and_version(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_trainer_ledger_place_and_version(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(4)
     assert complete(run.folder / "step_000004")
-    state = json.loads((run.folder / "step_000004" / "state.json").read_text())
-    assert state == {
-        "format": 1, "step": 4, "position": 12, "version": {"incarnation": 0, "counter": 4, "root": "a" * 32},
-    }  # fmt: skip
+    assert read_state(run.folder / "step_000004") == state(4)
+    row = json.loads((run.folder / "step_000004" / "state.json").read_text())
+    assert row["files"] == {"ledger.sqlite": 10, "master.safetensors": 100, "trainer.json": 2}
+
+
+def found(run: Run) -> int | None:
+    newest = newest_checkpoint(run.folder, "run", DiskStore())
+    return None if newest is None else newest.state.step
+
+
+def test_ckp_08_a_resume_takes_the_newest_complete_checkpoint_by_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    assert found(run) is None
+    run.save(9, 10)
+    (run.folder / "step_000010" / "master.safetensors").unlink()
+    (run.folder / "step_000100.tmp-ab").mkdir()
+    assert found(run) == 9
+    assert "step_000010 is passed over: master.safetensors is missing" in caplog.text
+    run.made.saved = 9
+    run.save(10)  # what was passed over is in the way, and no checkpoint
+    assert found(run) == 10 and complete(run.folder / "step_000010")
+    assert [name for name in run.names if "broken" in name]
+    run.save(999_999, 1_000_000)
+    assert found(run) == 1_000_000
+    torn = run.folder / "step_1000000" / "ledger.sqlite"
+    torn.write_bytes(b"l" * 9)
+    assert found(run) == 999_999 and "ledger.sqlite has 9 bytes, not 10" in caplog.text
+
+
+def test_a_resume_passes_over_checkpoints_of_other_runs(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(1, 2)
+    path = run.folder / "step_000002"
+    (path / "state.json").unlink()
+    write_state(path, state(2, "another"))
+    assert found(run) == 1
+    with pytest.raises(ConfigError, match="is of run another"):
+        run.save(3)
+        run.made.saved = 1
+        run.save(2)
+
+
+@pytest.mark.parametrize("name", ["state.json", "ledger.sqlite", "trainer.json", "master.safetensors"])
+def test_ckp_13_a_missing_component_is_refused_by_name_and_nothing_begins_anew(
+    name: str, tmp_path: Path
+) -> None:
+    run = Run(tmp_path)
+    run.save(5)
+    (run.folder / "step_000005" / name).unlink()
+    with pytest.raises(ConfigError, match=f"step_000005: {name} is missing"):
+        found(run)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 1}', '{"format": 2}', '{"format": 2, "files": {}}']
+)
+def test_a_state_that_is_none_is_told(text: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(ValueError, match=r"state\.json is|Expecting"):
+        read_state(tmp_path)
+
+
+def test_ckp_07_parts_are_saved_together_or_not_at_all(tmp_path: Path) -> None:
+    """One manifest: a ledger that cannot be copied, or a successor, leaves no checkpoint."""
+    run = Run(tmp_path)
+    run.save(1)
+    run.taken_over = WeightError("incarnation 1 of this run has taken over")
+    with pytest.raises(WeightError, match="taken over"):
+        run.save(2)
+    assert run.names == ["step_000001"] and found(run) == 1
 
 
 @pytest.mark.parametrize(
@@ -92,12 +172,15 @@ def test_when_a_checkpoint_is_due(interval: int | None, saved: list[int], tmp_pa
     assert seen == saved
 
 
-def test_nothing_is_saved_without_a_folder(tmp_path: Path) -> None:
+def test_without_periodic_saves_there_is_one_when_asked_only(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    made = RunCheckpoints(SavePlan(None, 1, None, tmp_path, 1 << 20), DiskStore(), run.trainer, run.place)
+    plan = SavePlan(run.folder, False, None, None, tmp_path, 1 << 20)
+    made = RunCheckpoints(plan, DiskStore(), run.trainer, Contents(state, run.ledger, run.check))
     asyncio.run(made.save_if_due(1, True))
     assert run.trainer.saves == 0
     assert list(tmp_path.iterdir()) == []
+    asyncio.run(made.save(1))
+    assert run.names == ["step_000001"]
 
 
 def test_the_two_newest_stay_by_number_and_not_by_name(tmp_path: Path) -> None:
@@ -239,9 +322,11 @@ def test_what_lies_in_the_way_is_refused_and_kept(flag: str, tmp_path: Path) -> 
     place = run.hf if flag == "--save-hf" else run.folder / "step_000001"
     place.mkdir(parents=True)
     (place / "model.safetensors").write_text("old")
-    with pytest.raises(ConfigError, match=rf"{flag} = .*holds something already"):
+    if flag == "--save":
+        write_state(place, state(1, "another"))
+    with pytest.raises(ConfigError, match=rf"{flag} = .*(holds something already|is of run another)"):
         run.save(1, last=True)
-    assert [path.read_text() for path in place.iterdir()] == ["old"]
+    assert (place / "model.safetensors").read_text() == "old"
     assert not [path for path in tmp_path.rglob("*") if ".tmp-" in path.name]
 
 
