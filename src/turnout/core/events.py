@@ -16,8 +16,8 @@ class Event:
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """`resumed_at` is the number of train steps done at the checkpoint that a later incarnation goes on from: what
-    was trained at that step or later is as if it had never been."""
+    """Once for each incarnation. `resumed_at` is the number of train steps done at the checkpoint that a later one
+    goes on from (0: there was none): what was trained at that step or later is as if it had never been."""
 
     run_id: str
     incarnation: int

@@ -46,7 +46,8 @@ def as_one(log: Sequence[Event]) -> list[Event]:
     for begin, end in zip([0, *starts(log)[1:]], [*starts(log)[1:], len(log)]):
         part = log[begin:end]
         if begin and isinstance(first := log[begin], RunStarted):
-            told = [event for event in told if not _undone(event, first.step)]
+            behind = 0 if first.resumed_at is None else first.resumed_at
+            told = [event for event in told if not _undone(event, behind)]
             kept = {event.group for event in of_kind(told, GroupTrained)}
             anew = {event.group for event in of_kind(part, GroupTaken)} - kept
             told = [event for event in told if not (isinstance(event, GROUPS) and event.group in anew)]

@@ -228,7 +228,7 @@ def sync_commits_every_step(log: Sequence[Event]) -> Iterator[str]:
     restored = False
     for event in log:
         if isinstance(event, RunStarted):
-            waiting, restored = None, event.step > 0
+            waiting, restored = None, event.resumed_at is not None
         elif isinstance(event, GroupTrained) and event.step != waiting:
             if waiting is not None:
                 yield f"step {event.step} was trained before the version of step {waiting} was committed"

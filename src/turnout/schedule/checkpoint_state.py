@@ -66,7 +66,8 @@ def read_state(folder: Path) -> CheckpointState:
         if (found := row.pop("format")) != FORMAT:
             raise ValueError(f"{STATE} is of format {found}, not {FORMAT}")
         files: dict[str, int] = row.pop("files")
-        state = CheckpointState(**(row | {"version": WeightVersion(**row["version"])}))
+        row["version"] = WeightVersion(**row["version"])
+        state = CheckpointState(**row)
     except FileNotFoundError:
         raise ValueError(f"{STATE} is missing") from None
     except (KeyError, TypeError, AttributeError) as fault:

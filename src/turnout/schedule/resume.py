@@ -40,6 +40,11 @@ class Beginning:
         return 0 if self.checkpoint is None else self.checkpoint.state.step
 
     @property
+    def resumed_at(self) -> int | None:
+        """What RunStarted tells: None in a run's first incarnation."""
+        return self.step if self.incarnation else None
+
+    @property
     def position(self) -> int:
         """The next ordinal of the source."""
         return 0 if self.checkpoint is None else self.checkpoint.state.position

@@ -175,7 +175,7 @@ class Session:
                     schedule.name,
                     schedule.max_lag,
                     self.config.trust_label,
-                    self._beginning.step,
+                    self._beginning.resumed_at,
                 )
             )
             reporter = RunReporter(events, metrics, panel, self._phases, self._clock)

@@ -335,7 +335,7 @@ def resumed(behind: int = 2) -> list:
     renamed = {label(number): f"v{number + 9:06d}-{root(number)[:16]}" for number in range(behind + 1, 4)}
     return [
         *log,
-        RunStarted("run", 2, 7, "sync", 0, step=behind),
+        RunStarted("run", 2, 7, "sync", 0, resumed_at=behind),
         *(VersionAttested(engine, label(0), root(0), "memory") for engine in ENGINES),
         VersionCommitted(label(0)),
         VersionPublished(first.label, 2, 9, first.root, behind, 1000, ENGINES),
