@@ -19,8 +19,7 @@ import inspect
 import math
 import numbers
 import re
-import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from turnout.core.errors import ConfigError, DeadlineExceeded, Fault
 from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.rollout.builtin_rewards import BUILTIN
+from turnout.rollout.reward_threads import CallThreads
 
 Reward = Callable[..., Any]
 DEFAULT_DEADLINE_S = 30.0
@@ -69,7 +69,7 @@ def load_reward(text: str) -> Reward:
 
 
 class RewardRunner:
-    """Calls one reward under deadlines. Owns the threads of sync rewards."""
+    """Calls one reward under deadlines. Async ones run in the event loop, as many as trajectories ask for."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class RewardRunner:
         self._deadline_s = deadline_s
         self._workers = workers
         self._turns = asyncio.Semaphore(workers)
-        self._left_behind = 0
-        self._cut: set[asyncio.Task[Any]] = set()
+        self._threads = CallThreads()
+        self._cut: set[asyncio.Future[Any]] = set()
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(
             getattr(reward, "__call__", None)  # noqa: B004 - the method is wanted, to see whether it is async
         )
@@ -93,78 +93,53 @@ class RewardRunner:
     @property
     def left_behind(self) -> int:
         """Threads that are still in a call past its deadline."""
-        return self._left_behind
+        return self._threads.left_behind
 
     async def score(self, prompt: str, response: str, label: Any, metadata: dict[str, Any]) -> Scored:
         """The score of one response. Never raises for what the reward does; see the module's outcomes."""
         given = {k: v for k, v in metadata.items() if k not in _OWN_NAMES}
         if self._named is not None:
             given = {k: v for k, v in given.items() if k in self._named}
+        if self._is_async:
+            call = asyncio.ensure_future(self._in_loop(prompt, response, label, given))
+            return await self._within(call, self._abandon, self._deadline_s)
         async with self._turns:
-            if self._left_behind >= self._workers:
-                return Scored(None, f"not called: {self._left_behind} earlier calls never came back")
-            return await self._within(self._call(prompt, response, label, given))
+            if self.left_behind >= self._workers:
+                return Scored(None, f"not called: {self.left_behind} earlier calls never came back")
+            work = self._threads.call(lambda: self._reward(prompt, response, label, **given))
+            return await self._within(work, self._threads.abandon, self._deadline_s)
 
-    async def _within(self, call: Coroutine[Any, Any, Any]) -> Scored:
-        task = asyncio.ensure_future(call)
+    async def _in_loop(self, prompt: str, response: str, label: Any, given: dict[str, Any]) -> Any:
+        return await self._reward(prompt, response, label, **given)
+
+    async def _within(
+        self, work: asyncio.Future[Any], abandon: Callable[[asyncio.Future[Any]], None], seconds: float
+    ) -> Scored:
+        began = self._clock.now()
         try:
-            what = "a reward"
-            result = await self._clock.within(self._deadline_s, what, asyncio.shield(task))
+            result = await self._clock.within(seconds, "a reward", asyncio.shield(work))
         except DeadlineExceeded:
-            self._abandon(task)
+            abandon(work)
             return Scored(None, f"no answer within {self._deadline_s:g} s")
         except asyncio.CancelledError:
-            self._abandon(task)
-            if task.cancelled() and not _being_cancelled():
+            if work.cancelled() and not _being_cancelled():
                 return Scored(None, "raised CancelledError")
+            abandon(work)
             raise
         except Exception as fault:  # noqa: BLE001 - whatever a user's function raises is an outcome
             return Scored(None, f"raised {type(fault).__name__}: {fault}")
+        if isinstance(result, Awaitable):  # of a sync function that makes a coroutine
+            left = max(0.001, began + seconds - self._clock.now())
+            return await self._within(asyncio.ensure_future(result), self._abandon, left)
         return _outcome(result)
 
-    async def _call(self, prompt: str, response: str, label: Any, metadata: dict[str, Any]) -> Any:
-        if self._is_async:
-            return await self._reward(prompt, response, label, **metadata)
-        result = await self._in_thread(lambda: self._reward(prompt, response, label, **metadata))
-        return await result if isinstance(result, Awaitable) else result
-
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-
-        def deliver(result: Any, fault: BaseException | None) -> None:
-            if future.done():
-                self._left_behind -= 1
-            elif fault is None:
-                future.set_result(result)
-            else:
-                future.set_exception(fault)
-
-        def body() -> None:
-            result, fault = None, None
-            try:
-                result = work()
-            except Exception as raised:  # noqa: BLE001 - handed to the caller
-                fault = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
-            except BaseException as raised:  # noqa: BLE001 - an exit of this thread would leave the caller waiting
-                fault = RuntimeError(repr(raised))
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(deliver, result, fault)
-
-        threading.Thread(target=body, daemon=True, name="reward").start()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._left_behind += 1
-            raise
-
-    def _abandon(self, task: asyncio.Task[Any]) -> None:
+    def _abandon(self, task: asyncio.Future[Any]) -> None:
         """Cancels without waiting: a function that holds on to its cancellation must not hold us."""
         self._cut.add(task)
         task.add_done_callback(self._forget)
         task.cancel()
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _forget(self, task: asyncio.Future[Any]) -> None:
         self._cut.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen

@@ -154,6 +154,34 @@ def test_sync_graders_run_at_most_workers_at_a_time() -> None:
     assert most[0] == 3
 
 
+def test_async_graders_run_as_many_as_are_asked_for() -> None:
+    async def scores() -> None:
+        running, all_run = 0, asyncio.Event()
+
+        async def waits(_prompt: str, _response: str, _label: Any) -> float:
+            nonlocal running
+            running += 1
+            if running == 200:
+                all_run.set()
+            await all_run.wait()
+            return 1.0
+
+        runner = RewardRunner(waits, RealClock(), 5.0, workers=2)
+        scored = await asyncio.gather(*(runner.score("p", "r", None, {}) for _ in range(200)))
+        assert {s.value for s in scored} == {1.0}
+
+    asyncio.run(scores())
+
+
+def test_threads_are_used_again() -> None:
+    async def scores() -> None:
+        runner = RewardRunner(lambda p, r, label: float(threading.get_ident()), RealClock(), 5.0, workers=2)
+        scored = [await runner.score("p", "r", None, {}) for _ in range(20)]
+        assert len({s.value for s in scored}) <= 2
+
+    asyncio.run(scores())
+
+
 def test_cancelling_the_caller_cancels_the_call() -> None:
     async def main() -> None:
         runner = RewardRunner(lambda p, r, label: asyncio.sleep(30), RealClock(), 60.0)
