@@ -5,8 +5,11 @@ The JSON form is {"event": <class name>, "at": <wall seconds>, ...fields}. Field
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+STALE = "stale: "  # how reasons of groups begin that were evicted by --staleness-policy
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,15 @@ class GroupTrained(Event):
 
 @dataclass(frozen=True)
 class StepTrained(Event):
+    """`tokens` are those that carried loss, `lags` pairs of (lag, how many of them had it), `masked` the tokens that
+    --staleness-policy took out of the loss."""
+
     step: int
     groups: int
     tokens: int
     inner_steps: int
+    lags: list[list[int]] = field(default_factory=list[list[int]])
+    masked: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from turnout.core.events import (
     GroupTaken,
     GroupTrained,
     RunStarted,
+    StepTrained,
     VersionAborted,
     VersionAttested,
     VersionCommitted,
@@ -25,7 +26,7 @@ from turnout.core.events import (
     VersionPublished,
 )
 from turnout.core.version import label_counter
-from turnout.observe.audit_log import ended_well
+from turnout.observe.audit_log import ended_well, of_kind
 
 TRUSTED_LEVELS = frozenset({"memory", "checksum"})
 
@@ -89,6 +90,18 @@ def lag_is_bounded(log: Sequence[Event]) -> Iterator[str]:
             real = max((event.step - exported[v] for v in event.versions if v in exported), default=event.lag)
             if real != event.lag:
                 yield f"group {event.group} is recorded with lag {event.lag}, its versions make it {real}"
+
+
+def steps_count_their_tokens_by_lag(log: Sequence[Event]) -> Iterator[str]:
+    """Invariant 3, token by token: those that carried loss in a step are all counted, each within the bound."""
+    bound = next((event.max_lag for event in log if isinstance(event, RunStarted)), 0)
+    for event in of_kind(log, StepTrained):
+        for lag, tokens in event.lags:
+            if not 0 <= lag <= bound and tokens:
+                yield f"step {event.step} trained {tokens} tokens of lag {lag}, the bound is {bound}"
+        counted = sum(tokens for _, tokens in event.lags)
+        if counted != event.tokens:
+            yield f"step {event.step} trained {event.tokens} tokens, {counted} of them are known by their lag"
 
 
 def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
@@ -246,6 +259,7 @@ VERSION_RULES = (
     engines_join_with_the_current_version,
     tokens_are_of_committed_versions,
     lag_is_bounded,
+    steps_count_their_tokens_by_lag,
     sync_trains_the_current_version,
     commits_are_attested,
     engines_activate_what_they_prepared,

@@ -18,6 +18,7 @@ from turnout.core.errors import DataError, Fault
 
 REWARD = "rollout/reward_mean"
 RESPONSE_LEN = "rollout/response_len_mean"
+LAG = "rollout/lag_mean"
 MISMATCH = "train/mismatch_mean_abs_logprob"
 EVAL_SCORE = "eval/score"
 SECONDS = "seconds/"

@@ -37,7 +37,7 @@ class VersionView:
 class RunView:
     """A moment of a run. `step` counts train steps done, `steps` is their number where it is known; `rewards`
     holds the mean reward of every step; `evals` pairs of (step, score); `phase_seconds` the last step's phases in
-    order; `seconds_elapsed` since the start, `seconds_per_step` of recent steps. None is "not known yet"."""
+    order; `lag` the mean and the greatest age of the last step's tokens, in train steps; `seconds_elapsed` since the start, `seconds_per_step` of recent steps. None is "not known yet"."""
 
     run_name: str
     step: int = 0
@@ -49,6 +49,7 @@ class RunView:
     tokens_per_second: float | None = None
     response_len: float | None = None
     mismatch: float | None = None
+    lag: tuple[float, int] | None = None
     phase_seconds: tuple[tuple[str, float], ...] = ()
     engines: tuple[EngineView, ...] = ()
     seconds_elapsed: float = 0.0
@@ -121,6 +122,7 @@ def plain_line(view: RunView) -> str:
         f"len {number(view.response_len, 1)}",
         f"{number(view.tokens_per_second, 0)} tok/s",
         f"mismatch {number(view.mismatch, 4)}",
+        "" if view.lag is None or not view.lag[1] else f"lag {number(view.lag[0], 2)}, at most {view.lag[1]}",
         " ".join(f"{name} {seconds:.1f}s" for name, seconds in view.phase_seconds),
         " ".join([view.version, *([size(view.published.bytes)] if view.published else [])]),
         f"{duration(view.seconds_elapsed)} elapsed, {duration(view.seconds_left)} left",

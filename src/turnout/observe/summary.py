@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turnout.core.events import STALE, Event, GroupDropped, GroupRequeued, GroupResumed, StepTrained
 from turnout.core.ports import Store
 from turnout.observe.audit import AuditReport, GroupCounts
+from turnout.observe.audit_log import of_kind
 
 Z95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
@@ -71,6 +74,37 @@ def write_summary(store: Store, path: Path, summary: RunSummary) -> None:
     """Writes it atomically: a reader sees no file, or all of it. Numbers that are not finite become null."""
     text = json.dumps(_finite(summary.to_json()), indent=2, ensure_ascii=False, allow_nan=False)
     store.publish_file(path, text.encode() + b"\n")
+
+
+def lag_summary(events: Iterable[Event]) -> dict[str, Any]:
+    """How old the trained tokens were, and what was too old: `lag` (`max`, `mean_token_weighted`, `histogram` of
+    tokens by lag), `masked_tokens`, `evicted` groups, `replayed` ones among them, `partial_resumes`. A step that
+    was trained again after a resume counts once, as it was trained last."""
+    log = list(events)
+    steps = {event.step: event for event in of_kind(log, StepTrained)}
+    tokens: Counter[int] = Counter()
+    for step in steps.values():
+        for lag, count in step.lags:
+            tokens[lag] += count
+    replayed = sum(event.reason.startswith(STALE) for event in of_kind(log, GroupRequeued))
+    dropped = sum(event.reason.startswith(STALE) for event in of_kind(log, GroupDropped))
+    return {
+        "lag": {
+            "max": max(tokens, default=None),
+            "mean_token_weighted": mean_lag(tokens),
+            "histogram": {str(lag): tokens[lag] for lag in sorted(tokens)},
+        },
+        "replayed": replayed,
+        "evicted": replayed + dropped,
+        "masked_tokens": sum(step.masked for step in steps.values()),
+        "partial_resumes": len(of_kind(log, GroupResumed)),
+    }
+
+
+def mean_lag(tokens: Mapping[int, int]) -> float | None:
+    """Of tokens counted by lag; None without any."""
+    total = sum(tokens.values())
+    return sum(lag * count for lag, count in tokens.items()) / total if total else None
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """Verdicts on old tokens: what becomes of a group that holds tokens over `--max-staleness`. Pure.
 
 Lag of a token: train steps done when it trains, less train steps done when its version was exported. Only tokens
-that may train (loss mask 1) are judged. Over the bound S:
+that may train (loss mask 1) are judged. A version that was published here but never became current has no lag: its
+update failed, or the run went back behind it; its tokens count as over every bound. Over the bound S:
 
     drop     the group ends, with the lag as its reason
     replay   its prompt goes back to the source as a new attempt; its tokens are gone
@@ -9,7 +10,7 @@ that may train (loss mask 1) are judged. Over the bound S:
              in the group's baseline. A group of which nothing is left is dropped: it would take a place for nothing
 
 Promises: a group without a token over S is kept as it is (the same object); after the verdict no token of what
-trains is over S; a token of a version that was never committed here has no lag and raises, unless it is masked.
+trains is over S, or of a version that was never current; a version that was never published here raises.
 Importance weights are no verdict: turnout.train.off_policy.
 """
 
@@ -21,7 +22,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from turnout.core.errors import InvariantBroken
+from turnout.core.events import STALE
 from turnout.core.types import RolloutGroup, Trajectory
+
+NEVER = 1 << 30  # the lag of a token whose version never became current
+Exports = Mapping[str, int | None]  # train steps done at the export of each published version; None: never current
 
 
 class Fate(StrEnum):
@@ -43,7 +48,7 @@ class StalenessPolicy:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a group. `lag` is the greatest lag of its trainable tokens, the one that decided; `group` is
+    """What becomes of a group. `lag` is the greatest lag of its trainable tokens, that which decided; `group` is
     what may train (KEEP, MASK), `masked` counts the trainable tokens that it lost, `reason` says why it may not."""
 
     fate: Fate
@@ -58,28 +63,25 @@ class Verdict:
         return self.fate in (Fate.DROP, Fate.REPLAY)
 
 
-def token_lags(member: Trajectory, exported_at: Mapping[str, int], steps_done: int) -> tuple[int, ...]:
-    """Lag of each response token, [T]. `exported_at` gives the train steps done at the export of each version
-    committed here; a masked token of any other version counts as 0. Raises InvariantBroken for a trainable one."""
+def token_lags(member: Trajectory, exported_at: Exports, steps_done: int) -> tuple[int, ...]:
+    """Lag of each response token, [T]. Raises InvariantBroken where a trainable one is of a version that was never
+    published here; a masked one counts as NEVER."""
     lags: list[int] = []
     for tokens, label in member.spans.runs:
         first = len(lags)
-        if label in exported_at:
-            lag = steps_done - exported_at[label]
-        elif any(member.loss_mask[first : first + tokens]):
-            raise InvariantBroken(f"tokens of {label}, never committed here")
-        else:
-            lag = 0
-        lags += [lag] * tokens
+        exported = exported_at.get(label)
+        if label not in exported_at and any(member.loss_mask[first : first + tokens]):
+            raise InvariantBroken(f"tokens of {label}, never published here")
+        lags += [NEVER if exported is None else steps_done - exported] * tokens
     return tuple(lags)
 
 
 def judge(
-    group: RolloutGroup, exported_at: Mapping[str, int], steps_done: int, policy: StalenessPolicy
+    group: RolloutGroup, exported_at: Exports, steps_done: int, policy: StalenessPolicy
 ) -> Verdict:
     """The verdict on a completed group that would train as step `steps_done` (counted from 0).
 
-    Raises InvariantBroken, naming the group, where a trainable token's version was never committed here.
+    Raises InvariantBroken, naming the group, where a trainable token's version was never published here.
     """
     try:
         lags = [token_lags(member, exported_at, steps_done) for member in group.trajectories]
@@ -89,19 +91,17 @@ def judge(
     lag = max((_oldest(t, a) for t, a in zip(group.trajectories, lags)), default=0)
     if lag <= bound:
         return Verdict(Fate.KEEP, lag, group)
+    why = f"lag {lag}, --max-staleness {bound}" if lag < NEVER else "made by a version that never became current"
     if policy.over is not Fate.MASK:
-        return Verdict(policy.over, lag, group, reason=f"stale: lag {lag}, --max-staleness {bound}")
+        return Verdict(policy.over, lag, group, reason=f"{STALE}{why}")
     masked = tuple(_masked(t, a, policy) for t, a in zip(group.trajectories, lags))
     lost = sum(sum(t.loss_mask) - sum(m.loss_mask) for t, m in zip(group.trajectories, masked))
     if not any(any(m.loss_mask) for m in masked):
-        reason = f"stale: nothing is left at lag {lag}, --max-staleness {bound}"
-        return Verdict(Fate.DROP, lag, group, reason=reason)
+        return Verdict(Fate.DROP, lag, group, reason=f"{STALE}no token is left, {why}")
     return Verdict(Fate.MASK, lag, replace(group, trajectories=masked), masked=lost)
 
 
-def trained_lags(
-    groups: Iterable[RolloutGroup], exported_at: Mapping[str, int], steps_done: int
-) -> Counter[int]:
+def trained_lags(groups: Iterable[RolloutGroup], exported_at: Exports, steps_done: int) -> Counter[int]:
     """How many trainable tokens of the groups have which lag."""
     return Counter(
         lag

@@ -13,7 +13,7 @@ from turnout.observe.eventlog import read_events
 from turnout.observe.metrics import read_metrics
 from turnout.observe.plots import write_plots
 from turnout.observe.samples import SampleRow, print_samples
-from turnout.observe.summary import EvalScore, RunSummary, wilson_interval, write_summary
+from turnout.observe.summary import EvalScore, RunSummary, lag_summary, wilson_interval, write_summary
 from turnout.rollout.evaluate import EvalPoint
 from turnout.schedule.evaluations import EvalRuns
 from turnout.schedule.session import BASELINE, HELD_OUT, SAMPLED, RunOutcome
@@ -26,6 +26,7 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     before, after = _points(outcome.evals, HELD_OUT)
     extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed}
     extra["weight_versions"] = _versions([event for event in events if isinstance(event, VersionPublished)])
+    extra |= lag_summary(events)
     for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
         first, last = _points(outcome.evals, name)
         extra |= {f"{key}_before": _json(first)} | ({f"{key}_after": _json(last)} if name == SAMPLED else {})

@@ -17,7 +17,8 @@ the slots of a batch is the commit of the version that it made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from turnout.core.types import RolloutGroup, TrainBatch
@@ -29,7 +30,8 @@ from turnout.schedule.phases import Phases
 @dataclass(frozen=True)
 class StepBatch:
     """The groups of one step and what the trainer gets of them. `short` says why there are fewer groups than
-    asked (empty: there are not), `last` that no prompt is left."""
+    asked (empty: there are not), `last` that no prompt is left. `lags` counts the tokens that carry loss by lag,
+    `masked` those that --staleness-policy took out of it; `evicted` groups were too old for the batch."""
 
     step: int
     groups: list[RolloutGroup]
@@ -38,6 +40,9 @@ class StepBatch:
     filtered: int
     short: str
     last: bool
+    lags: Counter[int] = field(default_factory=Counter[int])
+    masked: int = 0
+    evicted: int = 0
 
 
 class Rollouts(Protocol):

@@ -13,9 +13,10 @@ from turnout.core.events import StepTrained, VersionPublished
 from turnout.core.ports import Clock, EventSink
 from turnout.core.types import Finish
 from turnout.core.version import WeightVersion
-from turnout.observe.metrics import EVAL_SCORE, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS, MetricsLog
+from turnout.observe.metrics import EVAL_SCORE, LAG, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS, MetricsLog
 from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView, RunView, VersionView
+from turnout.observe.summary import mean_lag
 from turnout.schedule.loop import StepBatch
 from turnout.schedule.phases import Phases
 
@@ -83,7 +84,12 @@ class RunReporter:
         row |= {SECONDS + name: value for name, value in seconds.items()} | {SECONDS + "step": total}
         self._events.emit(
             StepTrained(
-                batch.step, len(batch.groups), int(metrics["tokens"]), int(metrics["optimizer_steps"])
+                batch.step,
+                len(batch.groups),
+                int(metrics["tokens"]),
+                int(metrics["optimizer_steps"]),
+                [[lag, tokens] for lag, tokens in sorted(batch.lags.items())],
+                batch.masked,
             )
         )
         self._metrics.write(batch.step + 1, row)
@@ -99,6 +105,7 @@ class RunReporter:
             tokens_per_second=row["tokens/response"] / seconds["rollout"] if seconds.get("rollout") else None,
             response_len=row[RESPONSE_LEN],
             mismatch=row[MISMATCH],
+            lag=(row[LAG], max(batch.lags)) if batch.lags else None,
             phase_seconds=tuple((name, seconds.get(name, 0.0)) for name in PHASES),
             seconds_per_step=sum(recent) / len(recent),
             published=None
@@ -153,6 +160,10 @@ def step_row(batch: StepBatch, metrics: dict[str, float], version: WeightVersion
         "rollout/groups_of_equal_reward": equal,
         "rollout/groups_failed": batch.failed,
         "rollout/groups_filtered": batch.filtered,
+        "rollout/groups_evicted": batch.evicted,
+        "rollout/masked_tokens": batch.masked,
+        LAG: mean_lag(batch.lags) or 0.0,
+        "rollout/lag_max": max(batch.lags, default=0),
         "tokens/response": sum(lengths),
         "tokens/prompt": sum(len(group.prompt.token_ids) for group in batch.groups),
         "optimizer_steps": metrics["optimizer_steps"],

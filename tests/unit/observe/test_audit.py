@@ -54,7 +54,7 @@ def step(number: int) -> list:
         GroupTaken(f"g{number}x", "p", number),
         GroupDropped(f"g{number}x", "reward timed out"),
         *(GroupTrained(name, number, [label(number)], 0) for name in names),
-        StepTrained(number, 2, 16, 1),
+        StepTrained(number, 2, 16, 1, [[0, 16]]),
         VersionPublished(label(made), 1, made, root(made), made, 1000, ENGINES),
         *(VersionPrepared(engine, label(made)) for engine in ENGINES),
         *(VersionAttested(engine, label(made), root(made), "memory") for engine in ENGINES),

@@ -88,7 +88,7 @@ def test_the_share_is_of_what_could_train_before() -> None:
 def test_a_group_of_which_nothing_is_left_is_dropped() -> None:
     verdict = judge(group(member((4, 1)), member((2, 2), (1, 5))), EXPORTED, 5, policy(Fate.MASK))
     assert verdict.fate is Fate.DROP and verdict.evicted
-    assert verdict.reason == "stale: nothing is left at lag 4, --max-staleness 1"
+    assert verdict.reason == "stale: no token is left, lag 4, --max-staleness 1"
 
 
 def test_a_masked_token_is_not_judged_whatever_made_it() -> None:
@@ -98,9 +98,22 @@ def test_a_masked_token_is_not_judged_whatever_made_it() -> None:
     verdict = judge(group(hidden, member((1, 1), (1, 5), mask=(0, 1))), EXPORTED, 5, policy(Fate.DROP))
     assert verdict.fate is Fate.KEEP and verdict.lag == 0
     with pytest.raises(
-        InvariantBroken, match=r"group g00000003\.0 holds tokens of v000009-f+, never committed"
+        InvariantBroken, match=r"group g00000003\.0 holds tokens of v000009-f+, never published"
     ):
         judge(group(trajectory(foreign, 1.0, None)), EXPORTED, 5, policy(Fate.DROP))
+
+
+@pytest.mark.parametrize("over", [Fate.DROP, Fate.REPLAY, Fate.MASK])
+def test_tokens_of_a_version_that_never_became_current_are_over_every_bound(over: Fate) -> None:
+    """An engine put it into place, another could not: the update failed, and what the first one made never trains."""
+    exported = {**EXPORTED, "v000008-aborted": None}
+    spans = VersionSpans(((3, LABELS[5]), (1, "v000008-aborted")))
+    verdict = judge(group(trajectory(spans, 1.0, None)), exported, 5, policy(over, bound=1000))
+    if over is Fate.MASK:
+        assert verdict.group.trajectories[0].loss_mask == (1, 1, 1, 0)
+        assert trained_lags([verdict.group], exported, 5) == {0: 3}
+    else:
+        assert (verdict.fate, verdict.reason) == (over, "stale: made by a version that never became current")
 
 
 def test_empty_responses_have_no_age() -> None:
