@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 STALE = "stale: "  # how reasons of groups begin that were evicted by --staleness-policy
 
 
@@ -111,8 +110,8 @@ class GroupTrained(Event):
 
 @dataclass(frozen=True)
 class StepTrained(Event):
-    """`tokens` are those that carried loss, `lags` pairs of (lag, how many of them had it), `masked` the tokens that
-    --staleness-policy took out of the loss."""
+    """`tokens` are those that carried loss, `lags` pairs of (lag, how many of them had it), `masked` the tokens
+    that --staleness-policy took out of the loss."""
 
     step: int
     groups: int

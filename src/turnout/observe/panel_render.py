@@ -95,7 +95,7 @@ def _curves(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     table.add_row("tokens/s", number(view.tokens_per_second, 0), Text("in the rollout phase", "dim"))
     table.add_row("length", number(view.response_len, 1), Text("mean tokens a response", "dim"))
     if view.lag is not None and view.lag[1]:
-        table.add_row("lag", number(view.lag[0], 2), Text(f"mean train steps, at most {view.lag[1]}", "dim"))
+        table.add_row("lag", number(view.lag[0], 2), Text(f"mean steps, at most {view.lag[1]}", "dim"))
     mismatch_style = "bold red" if view.mismatch is not None and view.mismatch > 0.08 else ""
     table.add_row(
         "mismatch", Text(number(view.mismatch, 4), mismatch_style), Text("mean |log-prob diff|", "dim")

@@ -36,8 +36,9 @@ class VersionView:
 @dataclass(frozen=True)
 class RunView:
     """A moment of a run. `step` counts train steps done, `steps` is their number where it is known; `rewards`
-    holds the mean reward of every step; `evals` pairs of (step, score); `phase_seconds` the last step's phases in
-    order; `lag` the mean and the greatest age of the last step's tokens, in train steps; `seconds_elapsed` since the start, `seconds_per_step` of recent steps. None is "not known yet"."""
+    holds the mean reward of every step; `evals` pairs of (step, score); `lag` is the mean and the greatest age of
+    the last step's tokens in train steps; `phase_seconds` the last step's phases in order; `seconds_elapsed` since
+    the start, `seconds_per_step` of recent steps. None is "not known yet"."""
 
     run_name: str
     step: int = 0
@@ -49,12 +50,12 @@ class RunView:
     tokens_per_second: float | None = None
     response_len: float | None = None
     mismatch: float | None = None
-    lag: tuple[float, int] | None = None
     phase_seconds: tuple[tuple[str, float], ...] = ()
     engines: tuple[EngineView, ...] = ()
     seconds_elapsed: float = 0.0
     seconds_per_step: float | None = None
     published: VersionView | None = None
+    lag: tuple[float, int] | None = None
 
     @property
     def seconds_left(self) -> float | None:

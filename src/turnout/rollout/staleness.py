@@ -26,7 +26,9 @@ from turnout.core.events import STALE
 from turnout.core.types import RolloutGroup, Trajectory
 
 NEVER = 1 << 30  # the lag of a token whose version never became current
-Exports = Mapping[str, int | None]  # train steps done at the export of each published version; None: never current
+Exports = Mapping[
+    str, int | None
+]  # train steps done at the export of each published version; None: never current
 
 
 class Fate(StrEnum):
@@ -76,9 +78,7 @@ def token_lags(member: Trajectory, exported_at: Exports, steps_done: int) -> tup
     return tuple(lags)
 
 
-def judge(
-    group: RolloutGroup, exported_at: Exports, steps_done: int, policy: StalenessPolicy
-) -> Verdict:
+def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: StalenessPolicy) -> Verdict:
     """The verdict on a completed group that would train as step `steps_done` (counted from 0).
 
     Raises InvariantBroken, naming the group, where a trainable token's version was never published here.
@@ -91,7 +91,11 @@ def judge(
     lag = max((_oldest(t, a) for t, a in zip(group.trajectories, lags)), default=0)
     if lag <= bound:
         return Verdict(Fate.KEEP, lag, group)
-    why = f"lag {lag}, --max-staleness {bound}" if lag < NEVER else "made by a version that never became current"
+    why = (
+        f"lag {lag}, --max-staleness {bound}"
+        if lag < NEVER
+        else "made by a version that never became current"
+    )
     if policy.over is not Fate.MASK:
         return Verdict(policy.over, lag, group, reason=f"{STALE}{why}")
     masked = tuple(_masked(t, a, policy) for t, a in zip(group.trajectories, lags))

@@ -13,7 +13,16 @@ from turnout.core.events import StepTrained, VersionPublished
 from turnout.core.ports import Clock, EventSink
 from turnout.core.types import Finish
 from turnout.core.version import WeightVersion
-from turnout.observe.metrics import EVAL_SCORE, LAG, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS, MetricsLog
+from turnout.observe.metrics import (
+    EVAL_SCORE,
+    LAG,
+    MISMATCH,
+    PHASES,
+    RESPONSE_LEN,
+    REWARD,
+    SECONDS,
+    MetricsLog,
+)
 from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView, RunView, VersionView
 from turnout.observe.summary import mean_lag

@@ -169,6 +169,16 @@ PLANTED = [
     ("lag_is_bounded", lambda log: changed(log, GroupTrained, lag=-1), "bound is 0"),
     ("lag_is_bounded", lambda log: changed(log, GroupTrained, 4, versions=[label(1)]), "make it 1"),
     (
+        "steps_count_their_tokens_by_lag",
+        lambda log: changed(log, StepTrained, lags=[[0, 15], [1, 1]]),
+        "step 0 trained 1 tokens of lag 1, the bound is 0",
+    ),
+    (
+        "steps_count_their_tokens_by_lag",
+        lambda log: changed(log, StepTrained, 1, lags=[[0, 15]]),
+        "step 1 trained 16 tokens, 15 of them are known by their lag",
+    ),
+    (
         "sync_trains_the_current_version",
         lambda log: changed(log, GroupTrained, 4, versions=[label(1)]),
         "current is",

@@ -114,6 +114,14 @@ def test_plain_line():
     )
 
 
+def test_the_age_of_tokens_is_shown_where_there_is_any():
+    old = replace(VIEW, lag=(0.834, 2))
+    assert "lag            0.83  mean steps, at most 2" in drawn(old, 100)
+    assert " | mismatch 0.0123 | lag 0.83, at most 2 | " in plain_line(old)
+    for young in (VIEW, replace(VIEW, lag=(0.0, 0))):
+        assert "lag" not in plain_line(young) and "at most" not in drawn(young, 100)
+
+
 @pytest.mark.parametrize(
     ("values", "width", "line"),
     [

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnout.core.events import (
+    GroupDropped,
+    GroupRequeued,
+    GroupResumed,
+    StepTrained,
+)
 from turnout.observe.audit import AuditReport, GroupCounts
-from turnout.observe.summary import EvalScore, RunSummary, wilson_interval, write_summary
+from turnout.observe.summary import EvalScore, RunSummary, lag_summary, wilson_interval, write_summary
 from turnout.placement.real import DiskStore
 
 
@@ -86,3 +92,24 @@ def test_impossible_counts():
     for successes, n in ((-1, 3), (4, 3), (0, -1)):
         with pytest.raises(ValueError, match="successes of"):
             wilson_interval(successes, n)
+
+
+def test_how_old_trained_tokens_were_is_counted_by_token():
+    log = [
+        StepTrained(0, 2, 10, 1, [[0, 10]]),
+        GroupDropped("g1", "stale: lag 3, --max-staleness 2"),
+        GroupDropped("g2", "reward timed out"),
+        GroupRequeued("g3", "stale: lag 4, --max-staleness 2", "g3.1"),
+        GroupRequeued("g4", "engine gone", "g4.1"),
+        GroupResumed("g5", 32),
+        StepTrained(1, 2, 9, 1, [[1, 9]], 77),  # undone by a resume, and trained again
+        StepTrained(1, 2, 30, 1, [[0, 10], [2, 20]], 5),
+    ]
+    assert lag_summary(log) == {
+        "lag": {"max": 2, "mean_token_weighted": 1.0, "histogram": {"0": 20, "2": 20}},
+        "replayed": 1,
+        "evicted": 2,
+        "masked_tokens": 5,
+        "partial_resumes": 1,
+    }
+    assert lag_summary([])["lag"] == {"max": None, "mean_token_weighted": None, "histogram": {}}

@@ -105,7 +105,7 @@ def test_a_masked_token_is_not_judged_whatever_made_it() -> None:
 
 @pytest.mark.parametrize("over", [Fate.DROP, Fate.REPLAY, Fate.MASK])
 def test_tokens_of_a_version_that_never_became_current_are_over_every_bound(over: Fate) -> None:
-    """An engine put it into place, another could not: the update failed, and what the first one made never trains."""
+    """One engine put it into place, another could not: the update failed, what the first one made never trains."""
     exported = {**EXPORTED, "v000008-aborted": None}
     spans = VersionSpans(((3, LABELS[5]), (1, "v000008-aborted")))
     verdict = judge(group(trajectory(spans, 1.0, None)), exported, 5, policy(over, bound=1000))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,19 @@ def test_the_row_of_a_step(tmp_path: Path) -> None:
     assert log.events == [StepTrained(4, 1, 4, 1)]
     assert panel.said == ["step 5: 1 groups only: end of the data"]
     assert reporter.curves.rewards == [0.5]
+
+
+def test_the_age_of_the_tokens_is_told(tmp_path: Path) -> None:
+    log, panel = Log(), Panel()
+    old = replace(batch(4, 0.0, 1.0), lags=Counter({2: 1, 0: 3}), masked=7, evicted=2)
+    with MetricsLog(tmp_path / "m") as metrics:
+        reporter = RunReporter(log, metrics, panel, Phases(RealClock()), RealClock())  # type: ignore[arg-type]
+        reporter.step(old, METRICS, WeightVersion(0, 9, "a" * 32))
+    ((_, row),) = read_metrics(tmp_path / "m")
+    expected = {
+        "rollout/lag_mean": 0.5, "rollout/lag_max": 2.0, "rollout/masked_tokens": 7.0,
+        "rollout/groups_evicted": 2.0,
+    }  # fmt: skip
+    assert expected.items() <= row.items()
+    assert log.events == [StepTrained(4, 1, 4, 1, [[0, 3], [2, 1]], 7)]
+    assert panel.views[-1].lag == (0.5, 2)
