@@ -103,7 +103,7 @@ class GroupBook:
         """The group was trained; `lag` is the greatest of its tokens."""
         with self.transaction():
             self._move(group.group_id, GroupEvent.TRAIN, step)
-            self._tell(GroupTrained(group.group_id, step, versions_of(group), lag))
+            self._tell(GroupTrained(group.group_id, step, trained_versions(group), lag))
 
     def drop(self, group_id: str, reason: str) -> None:
         """It ends without being trained; its tokens are forgotten."""
@@ -178,6 +178,18 @@ def completed_event(group: RolloutGroup) -> GroupCompleted:
 def versions_of(group: RolloutGroup) -> list[str]:
     """The labels that made any token of the group, sorted."""
     return sorted({label for t in group.trajectories for label in t.spans.labels})
+
+
+def trained_versions(group: RolloutGroup) -> list[str]:
+    """The labels that made any token of the group that carries loss, sorted."""
+    labels: set[str] = set()
+    for member in group.trajectories:
+        first = 0
+        for tokens, label in member.spans.runs:
+            if any(member.loss_mask[first : first + tokens]):
+                labels.add(label)
+            first += tokens
+    return sorted(labels)
 
 
 def samples_digest(samples: Iterable[Trajectory]) -> str:

@@ -63,6 +63,21 @@ def test_the_whole_life_of_a_group_is_told() -> None:
     assert book.open_groups == {}
 
 
+def test_a_trained_group_names_the_versions_of_the_tokens_that_carried_loss() -> None:
+    log = Log()
+    whole = group("g0", ((2, "v1"), (1, "v2")), ((1, "v3"),))
+    first, second = whole.trajectories
+    masked = replace(
+        whole, trajectories=(replace(first, loss_mask=(0, 0, 1)), replace(second, loss_mask=(0,)))
+    )
+    book = GroupBook(log, memory_ledger())
+    book.admit(whole, 3)
+    for name, step in STEPS:
+        step(book, masked if name == "train" else whole)
+    assert log.of(GroupCompleted)[0].versions == ["v1", "v2", "v3"]
+    assert log.of(GroupTrained)[0].versions == ["v2"]
+
+
 @pytest.mark.parametrize("done", range(len(STEPS)))
 @pytest.mark.parametrize("then", range(len(STEPS)))
 def test_steps_out_of_order_raise_and_change_nothing(done: int, then: int) -> None:
