@@ -15,6 +15,7 @@ from turnout.core.events import (
     Event,
     GroupCompleted,
     GroupDropped,
+    GroupRequeued,
     GroupTaken,
     GroupTrained,
     RunEnded,
@@ -79,7 +80,8 @@ def count_groups(events: Iterable[Event]) -> GroupCounts:
     trained = {event.group for event in of_kind(log, GroupTrained)}
     dropped = {event.group for event in of_kind(log, GroupDropped)}
     taken = {event.group for event in of_kind(log, GroupTaken)}
-    left = len(taken - trained - dropped)
+    requeued = {event.group for event in of_kind(log, GroupRequeued)}
+    left = len(taken - trained - dropped - requeued)
     lost = left if ended_well(log) else 0
     return GroupCounts(len(taken), len(trained), len(dropped), left - lost, lost)
 
@@ -107,12 +109,10 @@ def each_group_ends_once(log: Sequence[Event]) -> Iterator[str]:
             if event.group in ends:
                 yield f"group {event.group} was taken twice"
             ends.setdefault(event.group, [])
-        elif isinstance(event, GroupTrained | GroupDropped):
+        elif isinstance(event, GroupTrained | GroupDropped | GroupRequeued):
             if event.group not in ends:
                 yield f"group {event.group} ended but was never taken"
-            ends.setdefault(event.group, []).append(
-                "trained" if isinstance(event, GroupTrained) else "dropped"
-            )
+            ends.setdefault(event.group, []).append(type(event).__name__.removeprefix("Group").lower())
     for group, how in ends.items():
         if len(how) > 1:
             yield f"group {group} ended {len(how)} times: {', '.join(how)}"

@@ -69,10 +69,20 @@ class RunCheckpoints:
         self._plan, self._files, self._trainer, self._contents = plan, files, trainer, contents
         self.saved: int | None = None
 
+    def due(self, steps_done: int, last: bool) -> bool:
+        """Whether `save_if_due` would write something."""
+        plan = self._plan
+        return (plan.periodic and self._interval_ends(steps_done, last)) or (
+            last and plan.hf_folder is not None
+        )
+
+    def _interval_ends(self, steps_done: int, last: bool) -> bool:
+        interval = self._plan.interval
+        return last or (interval is not None and steps_done % interval == 0)
+
     async def save_if_due(self, steps_done: int, last: bool) -> None:
         plan = self._plan
-        due = last or (plan.interval is not None and steps_done % plan.interval == 0)
-        if plan.periodic and due:
+        if plan.periodic and self._interval_ends(steps_done, last):
             await self.save(steps_done)
         target = plan.hf_folder
         if last and target is not None:

@@ -60,6 +60,9 @@ class EvalRuns:
                     await self._point(data, steps_done)
         self.seconds += phase.seconds
 
+    async def settled(self) -> None:
+        """Evaluations run in line: between two calls of the loop none is under way."""
+
     def curve(self) -> tuple[tuple[int, float], ...]:
         """(steps done, score) of the first set."""
         name = self._plan.sets[0].name if self._plan.sets else ""

@@ -1,18 +1,31 @@
-"""THE main loop.
+"""THE main loop, of every schedule.
 
-    source --> workers --> completed groups --> batch --> trainer --> weight update
+    source --> workers --> completed buffer --> batch --> trainer --> weight update
        ^                                                                   |
-       +---------------- the next rollout may start: slots freed ----------+
+       +--------------------------- slots freed ---------------------------+
 
-Train loop
-    consumes      the completed groups of rollout k
-    waits for     the rollout, the trainer, the attestation of every required engine
+Worker loop (turnout.rollout.pool)
+    consumes      prompts of the source, groups that were cut or sent back
+    waits for     a free slot
+    produces      completed groups
+    unblocked by  the commit of a version, a dropped group
+
+Train loop (here)
+    consumes      completed groups
+    waits for     the oldest groups of a step to be complete; the trainer
     produces      train steps, weight versions, checkpoints, evaluation points
-    unblocked by  the last group's reward; the trainer's thread; the last attestation
+    unblocked by  the last group's reward; the trainer's thread
 
-A version is current from the return of `commit` on, and by nothing else. In `sync` the rollout of step k + 1
-starts after that, so every token of a batch was made by the version that its step starts from, and what frees
-the slots of a batch is the commit of the version that it made.
+Update loop (turnout.schedule.updates)
+    consumes      published versions
+    waits for     requests in flight where the schedule drains; the attestation of every required engine
+    produces      the current version
+    unblocked by  the last attestation
+
+A version is current from its commit on, and by nothing else; the commit of the version that was made from a group
+frees the group's slot, and nothing but the end of a dropped group frees one earlier. The schedules differ in two
+numbers (turnout.schedule.schedule): how many steps the slots let rollouts lead, and whether requests in flight are
+waited for before the weights change.
 """
 
 from __future__ import annotations
@@ -61,19 +74,19 @@ class Trainer(Protocol):
         ...
 
 
-class PendingUpdate(Protocol):
-    async def publish(self) -> object: ...
+class Updates(Protocol):
+    async def publish(self, steps_done: int, last: bool) -> WeightVersion:
+        """Publishes where that is due; the version that is current then."""
+        ...
 
-    async def prepare(self) -> None: ...
-
-    async def commit(self) -> WeightVersion: ...
-
-
-class Weights(Protocol):
-    def begin(self, train_step: int) -> PendingUpdate: ...
+    async def settled(self) -> None:
+        """Nothing is on its way to the engines any more."""
+        ...
 
 
 class Checkpoints(Protocol):
+    def due(self, steps_done: int, last: bool) -> bool: ...
+
     async def save_if_due(self, steps_done: int, last: bool) -> None: ...
 
 
@@ -91,7 +104,7 @@ class Parts:
 
     rollouts: Rollouts
     trainer: Trainer
-    weights: Weights
+    updates: Updates
     checkpoints: Checkpoints
     evaluations: Evaluations
     reporter: Reporter
@@ -108,7 +121,9 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
             batch = await parts.rollouts.take(step)
         if batch is None:  # the last prompts were all dropped: the step before was the last
             if step > first:
-                await _end(parts, step)
+                await parts.updates.publish(step, last=True)
+                await _keep(parts, step, last=True)
+                await parts.evaluations.run_if_due(step, last=True)
             break
         lags = parts.gate.check(batch.groups, step)
         with parts.phases("train"):
@@ -116,12 +131,8 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
         parts.rollouts.trained(batch, lags)
         step += 1
         last = batch.last or step == end
-        update = await _publish(parts, step)
-        with parts.phases("activate"):
-            version = await update.commit()
-        parts.gate.committed(version, step)
-        with parts.phases("checkpoint"):
-            await parts.checkpoints.save_if_due(step, last)
+        version = await parts.updates.publish(step, last)
+        await _keep(parts, step, last)
         parts.reporter.step(batch, metrics, version)
         await parts.evaluations.run_if_due(step, last)
         if last:
@@ -129,17 +140,9 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
     return step
 
 
-async def _publish(parts: Parts, step: int) -> PendingUpdate:
-    """The version on its way to every engine; none of them has stopped serving the old one."""
-    update = parts.weights.begin(step)
-    with parts.phases("publish"):
-        await update.publish()
-    with parts.phases("prepare"):
-        await update.prepare()
-    return update
-
-
-async def _end(parts: Parts, step: int) -> None:
-    with parts.phases("checkpoint"):
-        await parts.checkpoints.save_if_due(step, last=True)
-    await parts.evaluations.run_if_due(step, last=True)
+async def _keep(parts: Parts, step: int, last: bool) -> None:
+    """A checkpoint where one is due. Its version is the one of its step: nothing is on the way then."""
+    if parts.checkpoints.due(step, last):
+        await parts.updates.settled()
+        with parts.phases("checkpoint"):
+            await parts.checkpoints.save_if_due(step, last)

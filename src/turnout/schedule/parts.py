@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from turnout.core.ports import Clock
 from turnout.core.types import TrainBatch
 from turnout.rollout.book import GroupBook
-from turnout.rollout.collect import CollectLimits, Collector
-from turnout.rollout.source import PromptSource
-from turnout.rollout.worker import SamplingPlan
+from turnout.rollout.pool import RolloutPool
 from turnout.schedule.loop import StepBatch
 from turnout.train.advantages import build_samples
 from turnout.train.backend import StepReport, TrainBackend, make_backend
@@ -24,38 +21,29 @@ from turnout.weights.tensors import HostTensor
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """How a batch is made: `groups` prompts, sampled and limited so."""
-
-    groups: int
-    sampling: SamplingPlan
-    limits: CollectLimits
-    normalize_std: bool
-
-
 class BatchMaker:
-    """Rollouts of the loop: collects groups, turns them into a TrainBatch, ends them in the book."""
+    """Rollouts of the loop: takes groups, turns them into a TrainBatch, ends them in the book."""
 
-    def __init__(self, source: PromptSource, book: GroupBook, collector: Collector, plan: BatchPlan) -> None:
-        self._source, self._book, self._collector, self._plan = source, book, collector, plan
+    def __init__(self, pool: RolloutPool, book: GroupBook, normalize_std: bool) -> None:
+        self._pool, self._book, self._normalize_std = pool, book, normalize_std
 
     async def take(self, step: int) -> StepBatch | None:
-        plan = self._plan
-        got = await self._collector.collect(step, plan.groups, plan.sampling, plan.limits)
+        got = await self._pool.take(self._pool.plan.per_step)
+        self._pool.end_step()
         if not got.groups:
             return None
         self._book.take(step, got.groups)
-        samples = build_samples(got.groups, plan.normalize_std)
+        samples = build_samples(got.groups, self._normalize_std)
         versions = sorted(
             {label for group in got.groups for t in group.trajectories for label in t.spans.labels}
         )
         train = TrainBatch(step, versions[0] if versions else "", samples)
-        return StepBatch(step, got.groups, train, got.failed, got.filtered, got.short, self._source.exhausted)
+        return StepBatch(step, got.groups, train, got.failed, got.filtered, got.short, got.last)
 
     def trained(self, batch: StepBatch, lags: dict[str, int]) -> None:
         for group in batch.groups:
             self._book.train(group, batch.step, lags[group.group_id])
+        self._pool.trained(batch.step, len(batch.groups))
 
 
 class TrainerThread:
@@ -103,6 +91,10 @@ class WeightUpdates:
         self, updater: Updater, export: Callable[[], Iterable[HostTensor]], deadline_s: float
     ) -> None:
         self.updater, self._export, self._deadline_s = updater, export, deadline_s
+
+    @property
+    def detached(self) -> bool:
+        return self.updater.transport.detached
 
     def begin(self, train_step: int) -> Update:
         return self.updater.begin(self._export, train_step, self._deadline_s)

@@ -1,4 +1,6 @@
-"""Which phase the run is in, and how long each took. Errors name the phase; metrics get the seconds."""
+"""Which phase the run is in, and how long each took. Errors name the phase; metrics get the seconds.
+
+What goes on beside the loop has its seconds too, and no part in `current`."""
 
 from __future__ import annotations
 
@@ -27,6 +29,12 @@ class Phases:
     @contextmanager
     def __call__(self, name: str) -> Iterator[Span]:
         self.current = name
+        with self.beside(name) as span:
+            yield span
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[Span]:
+        """A phase of something that goes on beside the loop."""
         span, started = Span(), self._clock.now()
         try:
             yield span

@@ -18,8 +18,8 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.ports import Store
 from turnout.core.version import WeightVersion
 from turnout.schedule.checkpoint_state import Checkpoint, newest_checkpoint
-from turnout.schedule.loop import Weights
 from turnout.schedule.parts import TrainerThread
+from turnout.schedule.updates import Weights
 from turnout.train.backend import TrainBackend
 from turnout.weights.catalog import INCARNATIONS
 from turnout.weights.digest import root_of

@@ -1,12 +1,15 @@
 """The schedules are values, not programs.
 
-`lead` is how many train steps rollouts may run ahead of training, `drain` whether requests in flight are
-waited for before a version is activated, `swap` whether trainer and engines take turns on the same memory.
+`lead` is how many train steps rollouts may run ahead of training, `drain` whether requests in flight are waited for
+before a version is activated, `swap` whether trainer and engines take turns on the same memory, `interval` how many
+train steps lie between two versions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from turnout.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -14,14 +17,12 @@ class Schedule:
     name: str
     lead: int
     drain: bool
-    swap: bool
-
-    @property
-    def max_lag(self) -> int:
-        """Largest lag a trained token can have: train steps done when it trains, less those done when its
-        version was exported."""
-        return self.lead
+    swap: bool = False
+    interval: int = 1
 
 
-SYNC = Schedule("sync", lead=0, drain=True, swap=False)
-SCHEDULES = {schedule.name: schedule for schedule in (SYNC,)}
+SYNC = Schedule("sync", lead=0, drain=True)
+
+
+def schedule_of(config: RunConfig) -> Schedule:
+    return Schedule(config.schedule, config.lead, config.drains, interval=config.update_weights_interval)

@@ -28,7 +28,6 @@ from turnout.observe.metrics import MetricsLog
 from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView
 from turnout.rollout.book import GroupBook
-from turnout.rollout.collect import Collector
 from turnout.rollout.evaluate import EvalSet
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
@@ -41,15 +40,13 @@ from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_state import CheckpointState
 from turnout.schedule.checkpoints import Contents, RunCheckpoints, check_folders
+from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.evaluations import EvalPlan, EvalRuns
-from turnout.schedule.lag import LagGate
-from turnout.schedule.loop import Parts, run_loop
-from turnout.schedule.parts import BatchMaker, BatchPlan, TrainerThread, WeightUpdates
+from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.resume import find_beginning, restore_weights
 from turnout.schedule.run_record import RunRecord
-from turnout.schedule.schedule import SCHEDULES
 from turnout.schedule.weight_plane import (
     Origin,
     Publications,
@@ -166,14 +163,13 @@ class Session:
                 Ledger(open_database(self.paths.ledger), Claim.of_this_process(self._clock))
             )
             book = GroupBook(events, ledger)
-            schedule = SCHEDULES[self.config.schedule]
             events.emit(
                 RunStarted(
                     self._record.run_id,
                     self._beginning.incarnation,
                     self.config.seed,
-                    schedule.name,
-                    schedule.max_lag,
+                    self.config.schedule,
+                    max(self.config.lead, self.config.max_staleness),
                     self.config.trust_label,
                     self._beginning.resumed_at,
                 )
@@ -212,18 +208,10 @@ class Session:
             published = Publications(events)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
-            gate = LagGate(SCHEDULES[config.schedule].max_lag)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
             generator = Generator(updater.fleet.routable, rewards, inputs.tokenizer, self._clock)
             evals = EvalRuns(inputs.evals, generator, rewards, events, self._phases)
             self.outcome.evals = evals
-            collector = Collector(inputs.source, book, generator, SeedTree(config.seed))
-            plan = BatchPlan(
-                config.rollout_batch_size,
-                wiring.rollout_plan(config),
-                wiring.limits(config),
-                config.grpo_std_normalization,
-            )
 
             def state(steps_done: int) -> CheckpointState:
                 version = self._current(updater)
@@ -236,16 +224,19 @@ class Session:
             save_plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
             contents = Contents(state, lambda _: None, store.check)
             checkpoints = RunCheckpoints(save_plan, self._files, trainer, contents)
-            parts = Parts(
-                BatchMaker(inputs.source, book, collector, plan),
+            world = World(
+                self._clock,
+                events,
+                inputs.source,
+                generator,
                 trainer,
                 weights,
-                checkpoints,
                 evals,
+                checkpoints,
                 reporter,
-                gate,
                 self._phases,
             )
+            plane = ControlPlane(config, world, book, inputs.steps)
             sources = Sources(self._engine_views, evals.curve, lambda: published.last)
             reporter.open(config.run_name or "run", inputs.steps, sources)
 
@@ -254,35 +245,27 @@ class Session:
                 reporter.say(f"{fault}; the run goes on (--min-engines {config.min_engines})")
                 updater.lost(fault.engine_id, fault.reason)
 
-            loop = self._loop(parts, updater, base, inputs, trainer)
+            loop = self._loop(plane, world, updater, base)
             await self._supervised(loop, reporter, lost)
             self.outcome.final_folder = final_checkpoint(self.paths.weights, self._current(updater))
         finally:
             trainer.close()
 
-    async def _loop(
-        self,
-        parts: Parts,
-        updater: Updater,
-        base: WeightVersion,
-        inputs: RunInputs,
-        trainer: TrainerThread,
-    ) -> None:
+    async def _loop(self, plane: ControlPlane, world: World, updater: Updater, base: WeightVersion) -> None:
         """Adopts the base version, then runs THE loop."""
+        trainer, reporter, evals = world.trainer, world.reporter, world.evaluations
+        assert isinstance(trainer, TrainerThread) and isinstance(reporter, RunReporter)
+        assert isinstance(evals, EvalRuns)
         expected = await self._expected(trainer, updater)
         await updater.adopt(base, ATTEST_DEADLINE_S, expected)
-        parts.gate.committed(base, 0)
         first = self._beginning.step
-        version = await restore_weights(self._beginning, trainer, parts.weights)
+        version = await restore_weights(self._beginning, trainer, world.weights)
         if version is not None:
-            parts.gate.committed(version, first)
-            inputs.source.seek(self._beginning.position)
-        reporter, evals = parts.reporter, parts.evaluations
-        assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
+            world.source.seek(self._beginning.position)
         reporter.step_begins()
         started = self._clock.now()
         try:
-            self.outcome.steps_done = await run_loop(parts, first, inputs.steps)
+            self.outcome.steps_done = await plane.run(base if version is None else version, first)
         finally:
             self.outcome.seconds_training = self._clock.now() - started - evals.seconds
             self.outcome.versions_committed = updater.versions_committed

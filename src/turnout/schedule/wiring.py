@@ -9,7 +9,7 @@ from pathlib import Path
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.protocol.sglang import SamplingParams
-from turnout.rollout.collect import CollectLimits
+from turnout.rollout.pool import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.worker import SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
@@ -88,7 +88,9 @@ def stock_engine(config: RunConfig) -> StockEngine | None:
 
 def update_policy(config: RunConfig) -> UpdatePolicy:
     """What an update may do without."""
-    return UpdatePolicy(config.min_engines, config.max_engine_lag, config.trust_label, stock_engine(config))
+    return UpdatePolicy(
+        config.min_engines, config.max_engine_lag, config.trust_label, stock_engine(config), config.drains
+    )
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
@@ -185,8 +187,17 @@ def eval_plan(config: RunConfig, temperature: float) -> SamplingPlan:
     return SamplingPlan(samples, params, config.rollout_request_timeout_s, 1)
 
 
-def limits(config: RunConfig) -> CollectLimits:
-    return CollectLimits(config.max_failed_groups, config.filtered_limit, config.dynamic_sampling)
+def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
+    limits = CollectLimits(config.max_failed_groups, config.filtered_limit, config.dynamic_sampling)
+    return PoolPlan(
+        per_step=config.rollout_batch_size,
+        slots=config.slots,
+        window=config.window,
+        steps=steps,
+        sampling=rollout_plan(config),
+        limits=limits,
+        deadline_s=config.rollout_timeout_s,
+    )
 
 
 def cpu_count() -> int:

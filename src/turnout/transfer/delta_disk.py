@@ -36,6 +36,10 @@ class DeltaDiskTransport(DiskTransport):
         self._bytes_per_change: float | None = None  # of the last delta
         self._anchor_of: tuple[Export, int] | None = None  # export and train step, where one is due
 
+    @property
+    def detached(self) -> bool:
+        return self._anchor_of is None
+
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
         return await self._worker.run(
             "the weights to be written", lambda: self._publish(export, train_step), deadline_s

@@ -33,6 +33,10 @@ class DiskTransport:
         self._prepared: dict[str, str] = {}  # by engine, the set that it staged
         self.load_format = "auto"  # of the version published last
 
+    @property
+    def detached(self) -> bool:
+        return True
+
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
         def write() -> Ready:
             written = self.store.publish(export(), train_step)

@@ -26,6 +26,10 @@ class EqualityChecked:
         self.inner, self._clock = inner, clock
         self._export: Export = tuple
 
+    @property
+    def detached(self) -> bool:
+        return False  # what the engines hold is compared with the export
+
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
         self._export = export
         return await self.inner.publish(export, train_step, deadline_s)

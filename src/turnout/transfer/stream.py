@@ -62,6 +62,10 @@ class StreamTransport:
     async def close(self, engines: Sequence[EngineWeights]) -> None:
         """Takes down what a failure left; never raises for an engine that does not answer."""
 
+    @property
+    def detached(self) -> bool:
+        return False  # the bytes are sent from the export
+
     async def publish(
         self,
         export: Export,

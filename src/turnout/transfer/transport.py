@@ -28,9 +28,14 @@ class Ready:
 
 class Transport(Protocol):
     """A way of versions to engines. `publish` and `prepare` change nothing that an engine serves; from `publish`
-    to the end of `activate` the export stays the same, since no train step comes between. Faults of single
-    engines are returned by engine id, not raised. An engine's `holds` says what it is known to hold: one of unknown
-    weights (None) needs a full load, whatever the others get."""
+    to the end of `committed` the export stays the same, since no train step comes between, unless `detached`.
+    Faults of single engines are returned by engine id, not raised. An engine's `holds` says what it is known to
+    hold: one of unknown weights (None) needs a full load, whatever the others get."""
+
+    @property
+    def detached(self) -> bool:
+        """Whether the version that was published last needs its export no more: train steps may go on beside."""
+        ...
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
         """Fixes the next version by its content; raises WeightError or DeadlineExceeded."""

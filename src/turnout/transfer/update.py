@@ -2,8 +2,8 @@
 
 Drives turnout.weights.update_machine over a Transport: performs its effects in order, feeds back what happened.
 Promises: a version becomes current only after every required engine that was not fenced on the way attested its
-root digest from its live tensors, and these were enough; no request is in flight at activation; an update that is
-aborted raises WeightError with the cause and leaves the old version current.
+root digest from its live tensors, and these were enough; where the policy says drained, no request is in flight at
+activation; an update that is aborted raises WeightError with the cause and leaves the old version current.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class Update:
         self._ready: Ready | None = None
         self.expected: dict[str, str] | None = None
         self.ended = asyncio.Event()
+
+    def extend(self, seconds: float) -> None:
+        """Moves the deadline: so long the update waited for something that is not its own."""
+        self._end += seconds
 
     async def publish(self) -> Ready:
         """Fixes the version. Nothing has changed for any engine when this returns."""
@@ -164,7 +168,9 @@ class Update:
         ]
 
     async def _go(self) -> machine.Event:
-        """Which engines still run requests; one that does not say has failed."""
+        """Which engines still run requests, where they may not; one that does not say has failed."""
+        if not self._owner.policy.drained:
+            return Go()
 
         async def running(engine: EngineClient) -> int:
             try:

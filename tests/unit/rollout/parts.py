@@ -11,10 +11,10 @@ from turnout.core.types import Prompt
 from turnout.placement.real import RealClock
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.book import GroupBook
-from turnout.rollout.collect import CollectLimits, Collector
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import Database, open_database
+from turnout.rollout.pool import CollectLimits, PoolPlan, Ports, RolloutPool, Taken
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator, SamplingPlan
@@ -77,7 +77,7 @@ def plan(samples: int = 2, deadline_s: float = 20.0, min_group: int | None = Non
 
 
 class Bench:
-    """A source, a book, a generator and a collector on running engines. `reward` scores (prompt number,
+    """A source, a book and a generator on running engines. `reward` scores (prompt number,
     response text)."""
 
     def __init__(
@@ -95,4 +95,14 @@ class Bench:
         self.rewards = RewardRunner(score, RealClock())
         clients = [engine.client(self.clock) for engine in engines]
         self.generator = Generator(lambda: clients, self.rewards, Numbers(), self.clock)
-        self.collector = Collector(self.source, self.book, self.generator, SEEDS)
+        self.ports = Ports(self.source, self.book, self.generator, SEEDS, self.clock)
+
+    async def collect(
+        self, step: int, count: int, sampling: SamplingPlan, limits: CollectLimits = NO_LIMITS
+    ) -> Taken:
+        """The groups of one step from a pool of its own."""
+        pool = RolloutPool(self.ports, PoolPlan(count, count, 1, None, sampling, limits, 20.0), step)
+        try:
+            return await pool.take(count)
+        finally:
+            await pool.close()

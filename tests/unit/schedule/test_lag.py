@@ -8,7 +8,6 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.schedule.lag import LagGate
-from turnout.schedule.schedule import SCHEDULES, SYNC
 
 
 def version(step: int, root: str = "a") -> WeightVersion:
@@ -75,9 +74,3 @@ def test_the_counter_of_a_version_is_not_its_step() -> None:
 
 def test_a_group_of_empty_responses_has_no_lag() -> None:
     assert gate(0).check([spanning()], 6) == {"g7": 0}
-
-
-def test_sync_allows_no_lag() -> None:
-    assert SYNC.max_lag == 0
-    assert SYNC.drain
-    assert SCHEDULES["sync"] is SYNC

@@ -15,6 +15,8 @@ from turnout.placement.real import RealClock
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, StepBatch, run_loop
 from turnout.schedule.phases import Phases
+from turnout.schedule.schedule import SYNC, Schedule
+from turnout.schedule.updates import Around, Updates
 
 BASE = WeightVersion(0, 0, "0" * 32)
 
@@ -29,6 +31,9 @@ class World:
     fail: dict[str, Exception] = field(default_factory=dict)
     empty: int | None = None
     stale: bool = False
+    schedule: Schedule = SYNC
+    detached = False
+    in_flight = False
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
@@ -74,12 +79,30 @@ class World:
             async def prepare(self) -> None:
                 world.note(f"prepare {train_step}")
 
+            def extend(self, seconds: float) -> None:
+                pass
+
             async def commit(self) -> WeightVersion:
                 world.note(f"commit {train_step}")
                 world.current = WeightVersion(0, train_step, f"{train_step:032d}")
                 return world.current
 
         return Update()
+
+    async def drain(self) -> None:
+        assert not self.in_flight, "nothing is in flight when a version is put into place"
+
+    def committed(self, steps_done: int) -> None:
+        self.notes.append(f"free {steps_done}")
+
+    def changed(self) -> None:
+        self.notes.append("look again")
+
+    async def settled(self) -> None:
+        pass
+
+    def due(self, steps_done: int, last: bool) -> bool:
+        return True
 
     async def save_if_due(self, steps_done: int, last: bool) -> None:
         self.note(f"save {steps_done}{' last' if last else ''}")
@@ -91,8 +114,14 @@ class World:
         self.note(f"report {batch.step} {version.counter}")
 
     def run(self, first: int = 0, end: int | None = None) -> int:
-        parts = Parts(self, self, self, self, self, self, self.gate, self.phases)
-        return asyncio.run(run_loop(parts, first, end))
+        async def main() -> int:
+            around = Around(self, self, self.gate, self.phases, RealClock())
+            updates = Updates(self, self.schedule, around)
+            updates.adopt(self.current, first)
+            parts = Parts(self, self, updates, self, self, self, self.gate, self.phases)
+            return await run_loop(parts, first, end)
+
+        return asyncio.run(main())
 
 
 def one_step(step: int, lags: str = "[0, 0]", last: bool = False) -> list[str]:
@@ -100,7 +129,7 @@ def one_step(step: int, lags: str = "[0, 0]", last: bool = False) -> list[str]:
     done = step + 1
     return [
         f"take {step}", f"train {step}", f"trained {step} {lags}", f"publish {done}", f"prepare {done}",
-        f"commit {done}",
+        f"commit {done}", f"free {done}",
         f"save {done}{mark}", f"report {step} {done}", f"evaluate {done}{mark}",
     ]  # fmt: skip
 
@@ -135,21 +164,21 @@ def test_every_verb_has_its_phase() -> None:
         "save": "checkpoint",
     }
     assert wanted.items() <= world.phase_of.items()
-    assert set(world.phases.take()) == set(wanted.values())
+    assert set(world.phases.take()) == {*wanted.values(), "drain"}
 
 
 @pytest.mark.parametrize(("rows", "steps"), [(4, 2), (6, 3)])
 def test_asy_02_data_that_ends_on_a_batch_boundary(rows: int, steps: int) -> None:
     world = World(rows=rows)
     assert world.run() == steps
-    assert world.notes[-9:] == one_step(steps - 1, last=True)
+    assert world.notes[-10:] == one_step(steps - 1, last=True)
     assert f"take {steps}" not in world.notes
 
 
 def test_asy_02_data_that_ends_inside_a_batch() -> None:
     world = World(rows=7, size=4)
     assert world.run(end=10) == 2
-    assert world.notes[-9:] == one_step(1, "[0, 0, 0]", last=True)
+    assert world.notes[-10:] == one_step(1, "[0, 0, 0]", last=True)
 
 
 def test_the_data_and_the_steps_may_end_together() -> None:

@@ -12,7 +12,7 @@ from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
 from tests.unit.rollout.parts import NO_LIMITS, Bench, plan
 from turnout.core.errors import EngineDead, TrainError
 from turnout.core.events import GroupDropped, GroupTaken
-from turnout.rollout.collect import Collected, CollectLimits
+from turnout.rollout.pool import CollectLimits, Taken
 
 BOOM = Answer(500, b"boom")
 
@@ -31,14 +31,14 @@ def collected(count: int, limits: CollectLimits = NO_LIMITS, bad: Any = (), **mo
     async def use(bench: Bench, engine: ScriptedEngine) -> Any:
         engine.on_generate = lambda body: BOOM if body["input_ids"][0] in bad else engine.generated(body)
         try:
-            return await bench.collector.collect(0, count, plan(), limits), bench
+            return await bench.collect(0, count, plan(), limits), bench
         except TrainError as fault:
             return fault, bench
 
     return on(use, **more)
 
 
-def ordinals(got: Collected) -> list[int]:
+def ordinals(got: Taken) -> list[int]:
     return [group.ordinal for group in got.groups]
 
 
@@ -126,7 +126,7 @@ def test_rol_08_equal_rewards_are_equal_whatever_their_rounding(rewards: list[fl
 
     async def use(bench: Bench, engine: ScriptedEngine) -> Any:
         with pytest.raises(TrainError, match="all 1 groups had equal rewards"):
-            await bench.collector.collect(0, 1, plan(len(rewards)), limits(filtered=1))
+            await bench.collect(0, 1, plan(len(rewards)), limits(filtered=1))
 
     on(use, reward=lambda label, text: left.pop())
 
@@ -135,7 +135,7 @@ def test_rol_08_nearly_equal_rewards_are_kept() -> None:
     left = [0.1] * 7 + [0.1001]
 
     async def use(bench: Bench, engine: ScriptedEngine) -> Any:
-        return await bench.collector.collect(0, 1, plan(8), limits())
+        return await bench.collect(0, 1, plan(8), limits())
 
     assert len(on(use, reward=lambda label, text: left.pop()).groups) == 1
 
@@ -147,7 +147,7 @@ def test_without_the_filter_equal_rewards_train() -> None:
 
 def test_asy_02_the_last_batch_is_what_is_left_and_says_so() -> None:
     async def use(bench: Bench, engine: ScriptedEngine) -> Any:
-        return [await bench.collector.collect(step, 4, plan(), NO_LIMITS) for step in range(3)]
+        return [await bench.collect(step, 4, plan(), NO_LIMITS) for step in range(3)]
 
     first, second, third = on(use, rows=7)
     assert (ordinals(first), first.short) == ([0, 1, 2, 3], "")
@@ -180,7 +180,7 @@ def test_groups_come_in_source_order_with_the_same_samples_whatever_the_order_of
             return engine.generated(body)
 
         engine.on_generate = held
-        task = asyncio.ensure_future(bench.collector.collect(0, 4, plan(), NO_LIMITS))
+        task = asyncio.ensure_future(bench.collect(0, 4, plan(), NO_LIMITS))
         await engine.until_running(8)
         for left, n in enumerate(order, 1):
             gates[n].set()
@@ -204,7 +204,7 @@ def test_a_dead_engine_ends_the_rollout_and_every_request_of_it() -> None:
 
         engine.on_generate = last_words
         with pytest.raises(EngineDead) as caught:
-            await bench.collector.collect(0, 4, plan(), NO_LIMITS)
+            await bench.collect(0, 4, plan(), NO_LIMITS)
         assert caught.value.phase == "rollout"
         await engine.until_running(0)
         assert len(bench.book.open_groups) == 4, "whoever ends the run gives each its end"
@@ -215,7 +215,7 @@ def test_a_dead_engine_ends_the_rollout_and_every_request_of_it() -> None:
 def test_a_cancelled_rollout_cancels_every_request() -> None:
     async def use(bench: Bench, engine: ScriptedEngine) -> None:
         engine.on_generate = lambda body: HANG
-        task = asyncio.ensure_future(bench.collector.collect(0, 4, plan(), NO_LIMITS))
+        task = asyncio.ensure_future(bench.collect(0, 4, plan(), NO_LIMITS))
         await engine.until_running(8)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

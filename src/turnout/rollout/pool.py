@@ -1,0 +1,320 @@
+"""The rollouts of a run, from prompt to completed group: they go on for as long as slots are free.
+
+Owns the slots, the groups that are open and the order in which they may be taken. Promises: at most `slots` groups
+are admitted and not yet part of a committed version; a group that is dropped gives its slot back at once and is
+replaced by one new prompt, never by a wave; groups that were cut go on before new prompts are taken; `take` ends
+with groups, with the reason why there are fewer, or with an error: it never waits for what cannot come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnout.core.errors import InvariantBroken, TrainError, TurnoutError
+from turnout.core.ports import Clock
+from turnout.core.rng import SeedTree
+from turnout.core.types import RolloutGroup
+from turnout.rollout.book import GroupBook
+from turnout.rollout.buffer import WindowBuffer
+from turnout.rollout.source import PromptSource
+from turnout.rollout.worker import Generator, GroupFailed, SamplingPlan
+
+NO_DATA = "end of the data"
+SURPLUS = "surplus"
+
+
+@dataclass(frozen=True)
+class CollectLimits:
+    """Of one step: groups that may fail, groups of equal reward that may be dropped where `filter_equal`."""
+
+    max_failed: int
+    max_filtered: int
+    filter_equal: bool
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """`per_step` groups a step, `steps` steps in all (None: until the data ends), `deadline_s` for each `take`.
+    `surplus` says what becomes of groups in flight when a step has its groups: they go on, or with more slots than
+    groups (over-sampling) are dropped or kept as they are until the next version is committed, when `lead_groups`
+    are complete beside them."""
+
+    per_step: int
+    slots: int
+    window: int
+    steps: int | None
+    sampling: SamplingPlan
+    limits: CollectLimits
+    deadline_s: float
+    surplus: str = "goes on"
+    lead_groups: int = 0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Groups in order, what was lost on the way, and why there are fewer than asked (`short`)."""
+
+    groups: list[RolloutGroup]
+    failed: int
+    filtered: int
+    short: str
+    last: bool
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What the pool works with. `failure` is why no version is committed any more, if that is so; `updating` says
+    whether one is on its way."""
+
+    source: PromptSource
+    book: GroupBook
+    generator: Generator
+    seeds: SeedTree
+    clock: Clock
+    failure: Callable[[], TurnoutError | None] = lambda: None
+    updating: Callable[[], bool] = lambda: False
+
+
+class RolloutPool:
+    """See the module. Every change of a group's state happens on the event loop, between two awaits."""
+
+    def __init__(self, ports: Ports, plan: PoolPlan, first_step: int = 0) -> None:
+        self._ports, self.plan = ports, plan
+        self._groups: dict[str, RolloutGroup] = {}  # open and not taken
+        self._running: dict[str, asyncio.Task[RolloutGroup]] = {}
+        self._partial: OrderedDict[str, RolloutGroup] = OrderedDict()
+        self._again: deque[RolloutGroup] = deque()  # admitted again, not yet started
+        self._buffer = WindowBuffer(plan.window)
+        self._charged = 0
+        self._uncommitted: deque[tuple[int, int]] = deque()  # (step, groups that trained in it)
+        self._step, self._in_hand = first_step, 0
+        self._failed: Counter[str] = Counter()
+        self._filtered = 0
+        self._held = False
+        self._fault: BaseException | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    async def take(self, count: int) -> Taken:
+        """The oldest `count` groups, which are then in hand, for the batch of the current step. Raises TrainError
+        where too many failed or all were filtered, the update's error where slots are never freed any more."""
+        end = self._ports.clock.now() + self.plan.deadline_s
+        self._held = False
+        self._pump()
+        while len(self._buffer.ready(count)) < count and not self._no_more():
+            self._check()
+            self._news.clear()
+            what = f"the groups of step {self._step} ({self._told()})"
+            await self._ports.clock.within(max(0.001, end - self._ports.clock.now()), what, self._news.wait())
+        self._check()
+        groups = [self._groups.pop(key) for key in self._buffer.take(count)]
+        self._in_hand += len(groups)
+        short = "" if len(groups) == count else self._short()
+        if self.plan.surplus != "goes on" and not short and self.plan.lead_groups == 0:
+            await self.cut()
+        return Taken(groups, self._failed.total(), self._filtered, short, self._is_last())
+
+    def end_step(self) -> None:
+        """The groups in hand are the batch of this step; the next `take` is for the next one."""
+        self._step += 1
+        self._in_hand, self._filtered = 0, 0
+        self._failed.clear()
+        self._pump()
+
+    def send_back(self, group: RolloutGroup, cause: str) -> None:
+        """A group in hand is not trained: its prompt begins anew, in the slot that it has."""
+        again = self._ports.book.requeue(group.group_id, group.prompt, self._step, cause)
+        self._in_hand -= 1
+        self._admitted(again)
+        self._again.append(again)
+        self._pump()
+
+    def drop(self, group: RolloutGroup, reason: str) -> None:
+        """A group in hand ends without being trained."""
+        self._ports.book.drop(group.group_id, reason)
+        self._in_hand -= 1
+        self._charged -= 1
+        self._pump()
+
+    def trained(self, step: int, count: int) -> None:
+        """So many groups have trained; they keep their slots until the version made from them is committed."""
+        self._uncommitted.append((step, count))
+
+    def committed(self, steps_done: int) -> None:
+        """A version with all train steps before `steps_done` in it is current."""
+        while self._uncommitted and self._uncommitted[0][0] < steps_done:
+            self._charged -= self._uncommitted.popleft()[1]
+        self._held = False
+        self._pump()
+        self.changed()
+
+    def changed(self) -> None:
+        """Whoever waits here looks again."""
+        self._news.set()
+
+    async def drain(self) -> None:
+        """Waits until nothing is in flight and nothing can be admitted; with a surplus, until the groups that lead
+        are complete, and cuts the rest."""
+        end = self._ports.clock.now() + self.plan.deadline_s
+        keep = self.plan.surplus == "goes on"
+        self._pump()
+        while self._running and (keep or self._buffer.complete_count < self.plan.lead_groups):
+            self._check()
+            self._news.clear()
+            left = max(0.001, end - self._ports.clock.now())
+            await self._ports.clock.within(left, f"rollouts to drain ({self._told()})", self._news.wait())
+        self._check()
+        if self._running:
+            await self.cut()
+
+    async def cut(self) -> None:
+        """Stops what is in flight, keeps or drops it (`surplus`); nothing is admitted until the next commit, or
+        until the next groups are asked for."""
+        self._held = True
+        running = dict(self._running)
+        for task in running.values():
+            task.cancel()
+        await asyncio.gather(*running.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        self._held = True
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _pump(self) -> None:
+        """Admits what may be admitted."""
+        while not self._held and self._fault is None:
+            if self._partial:
+                key, group = self._partial.popitem(last=False)
+                self._ports.book.resume(key)
+            elif self._again:
+                group = self._again.popleft()
+                self._ports.book.start(group.group_id)
+            elif (fresh := self._fresh()) is not None:
+                group = fresh
+                with self._ports.book.transaction():
+                    self._ports.book.admit(group, self._step)
+                    self._ports.book.start(group.group_id)
+                self._charged += 1
+                self._admitted(group)
+            else:
+                return
+            self._run(group)
+
+    def _admitted(self, group: RolloutGroup) -> None:
+        self._groups[group.group_id] = group
+        self._buffer.admit(group.group_id)
+
+    def _run(self, group: RolloutGroup) -> None:
+        work = self._ports.generator.group(group, self.plan.sampling, self._ports.seeds)
+        task = asyncio.ensure_future(work)
+        self._running[group.group_id] = task
+        task.add_done_callback(lambda done: self._ended(group, done))
+
+    def _fresh(self) -> RolloutGroup | None:
+        """The next prompt, where there is a slot and a use for it."""
+        if self._charged >= self.plan.slots or self._wanted() <= 0:
+            return None
+        for ordinal, prompt in self._ports.source.take(1):
+            return RolloutGroup(f"g{ordinal:08d}.0", ordinal, 0, prompt)
+        return None
+
+    def _wanted(self) -> int:
+        """How many more groups the steps that are left can use."""
+        plan = self.plan
+        if self._filtered >= plan.limits.max_filtered:
+            return 0
+        left = plan.slots if plan.steps is None else (plan.steps - self._step) * plan.per_step - self._in_hand
+        if plan.surplus != "goes on" and left > 0:
+            left = plan.slots
+        return left - len(self._buffer)
+
+    def _ended(self, group: RolloutGroup, task: asyncio.Task[RolloutGroup]) -> None:
+        key = group.group_id
+        del self._running[key]
+        if task.cancelled():
+            self._cut_one(group)
+        elif (fault := task.exception()) is None:
+            self._complete(task.result())
+        elif isinstance(fault, GroupFailed):
+            self._failed[str(fault)] += 1
+            self._drop(key, str(fault))
+        else:
+            self._fault = fault
+        self._pump()
+        self.changed()
+
+    def _complete(self, group: RolloutGroup) -> None:
+        self._ports.book.complete(group)
+        if self.plan.limits.filter_equal and max(group.rewards) == min(group.rewards):
+            self._filtered += 1
+            self._drop(group.group_id, "all rewards equal")
+            return
+        self._groups[group.group_id] = group
+        self._buffer.complete(group.group_id)
+
+    def _cut_one(self, group: RolloutGroup) -> None:
+        if self.plan.surplus == "dropped":
+            self._drop(group.group_id, SURPLUS)
+        else:
+            self._ports.book.cut(group.group_id)
+            self._partial[group.group_id] = group
+
+    def _drop(self, key: str, reason: str) -> None:
+        self._ports.book.drop(key, reason)
+        del self._groups[key]
+        self._buffer.remove(key)
+        self._charged -= 1
+
+    def _no_more(self) -> bool:
+        """Whether nothing more will come for this step; raises where it should."""
+        if self._running or self._fault is not None or self._held:
+            return self._fault is not None
+        if self._wanted() <= 0 or self._ports.source.exhausted:
+            return True
+        # what holds the slots are groups that trained or are in hand: only a commit frees them
+        if self._ports.updating():
+            return False
+        failure = self._ports.failure()
+        if failure is not None:
+            raise failure
+        raise InvariantBroken(f"step {self._step} waits for slots that nothing frees: {self._told()}")
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        limits = self.plan.limits
+        if self._failed.total() > limits.max_failed:
+            reason, times = self._failed.most_common(1)[0]
+            raise TrainError(
+                f"rollout {self._step}: {self._failed.total()} groups failed (--max-failed-groups "
+                f"{limits.max_failed}), {times} of them with: {reason}"
+            )
+        filtered = self._filtered >= limits.max_filtered
+        if filtered and not self._running and not self._buffer.complete_count and not self._in_hand:
+            raise TrainError(
+                f"rollout {self._step}: all {self._filtered} groups had equal rewards "
+                "(--dynamic-sampling-max-waves): the task is too easy or too hard for this model, or the reward "
+                "does not tell answers apart"
+            )
+
+    def _short(self) -> str:
+        if self._filtered >= self.plan.limits.max_filtered:
+            return f"{self._filtered} groups had equal rewards"
+        return NO_DATA
+
+    def _is_last(self) -> bool:
+        return self._ports.source.exhausted and not len(self._buffer)
+
+    def _told(self) -> str:
+        return (
+            f"{len(self._running)} groups in flight, {self._buffer.complete_count} complete, "
+            f"{len(self._partial)} cut, {self._charged} of {self.plan.slots} slots taken"
+        )

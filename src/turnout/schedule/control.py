@@ -1,0 +1,100 @@
+"""The control plane of a run: all that lies between its processes and THE loop, made from ports only.
+
+Owns book, pool, lag gate and updates. A session gives it real engines, a real trainer and the real clock, a
+simulated world its own: nothing here knows which of the two runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import TurnoutError
+from turnout.core.ports import Clock, EventSink
+from turnout.core.rng import SeedTree
+from turnout.core.version import WeightVersion
+from turnout.rollout.book import GroupBook
+from turnout.rollout.pool import Ports, RolloutPool
+from turnout.rollout.source import PromptSource
+from turnout.rollout.worker import Generator
+from turnout.schedule import wiring
+from turnout.schedule.lag import LagGate
+from turnout.schedule.loop import Parts, Reporter, Trainer, run_loop
+from turnout.schedule.parts import BatchMaker, WeightUpdates
+from turnout.schedule.phases import Phases
+from turnout.schedule.schedule import schedule_of
+from turnout.schedule.updates import Around, Updates
+
+
+class Evaluations(Protocol):
+    """Evaluations of the loop that an update waits for."""
+
+    async def run_if_due(self, steps_done: int, last: bool) -> None: ...
+
+    async def settled(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class World:
+    """What a control plane works with: the parts that touch the outside."""
+
+    clock: Clock
+    events: EventSink
+    source: PromptSource
+    generator: Generator
+    trainer: Trainer
+    weights: WeightUpdates
+    evaluations: Evaluations
+    checkpoints: Any
+    reporter: Reporter
+    phases: Phases
+
+
+class ControlPlane:
+    """One run's; `run` may be called once. `steps` None: until the data ends."""
+
+    def __init__(self, config: RunConfig, world: World, book: GroupBook, steps: int | None) -> None:
+        self._config, self._world, self._steps = config, world, steps
+        schedule = schedule_of(config)
+        gate = LagGate(max(schedule.lead, config.max_staleness))
+        ports = Ports(
+            world.source,
+            book,
+            world.generator,
+            SeedTree(config.seed),
+            world.clock,
+            self._failure,
+            self._updating,
+        )
+        self.book = book
+        self.pool = RolloutPool(ports, wiring.pool_plan(config, steps))
+        around = Around(self.pool, world.evaluations, gate, world.phases, world.clock)
+        self.updates = Updates(world.weights, schedule, around)
+        batches = BatchMaker(self.pool, book, config.grpo_std_normalization)
+        self._parts = Parts(
+            batches,
+            world.trainer,
+            self.updates,
+            world.checkpoints,
+            world.evaluations,
+            world.reporter,
+            gate,
+            world.phases,
+        )
+
+    async def run(self, base: WeightVersion, first: int = 0) -> int:
+        """The loop from step `first`, whose weights every engine has attested as `base`. Returns the steps done;
+        nothing of it is under way after that, however it ended."""
+        self.updates.adopt(base, first)
+        try:
+            return await run_loop(self._parts, first, self._steps)
+        finally:
+            await self.updates.close()
+            await self.pool.close()
+
+    def _failure(self) -> TurnoutError | None:
+        return self.updates.failure
+
+    def _updating(self) -> bool:
+        return self.updates.under_way

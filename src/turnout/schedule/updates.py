@@ -1,0 +1,171 @@
+"""Versions on their way to the engines, at most one at a time: published in line, put into place beside the loop.
+
+Promises: the trainer's weights stay as they are until nobody reads them any more; a version frees slots only by its
+commit; where the schedule drains, nothing is in flight when a version is put into place. An update that fails ends
+the run at once where rollouts wait for it; else the old version stays, the next step's update is the next try, and
+when the slots are used up before one succeeds the run ends with the cause (the pool asks for `failure`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from turnout.core.errors import DeadlineExceeded, EngineError, InvariantBroken, TurnoutError, WeightError
+from turnout.core.ports import Clock
+from turnout.core.version import WeightVersion
+from turnout.schedule.lag import LagGate
+from turnout.schedule.phases import Phases
+from turnout.schedule.schedule import Schedule
+
+FAULTS = (WeightError, EngineError, DeadlineExceeded)
+
+
+class PendingUpdate(Protocol):
+    """One update of turnout.transfer.updater."""
+
+    async def publish(self) -> object: ...
+
+    async def prepare(self) -> None: ...
+
+    async def commit(self) -> WeightVersion: ...
+
+    def extend(self, seconds: float) -> None:
+        """Moves the deadline: so long the update waited for something else."""
+        ...
+
+
+class Weights(Protocol):
+    def begin(self, train_step: int) -> PendingUpdate: ...
+
+    @property
+    def detached(self) -> bool:
+        """Whether what is published needs the trainer's weights no more."""
+        ...
+
+
+class InFlight(Protocol):
+    """What an update asks of the rollouts (turnout.rollout.pool)."""
+
+    async def drain(self) -> None: ...
+
+    def committed(self, steps_done: int) -> None: ...
+
+    def changed(self) -> None: ...
+
+
+class Pinned(Protocol):
+    """What an update asks of the evaluations: not to be in the middle of a version."""
+
+    async def settled(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Around:
+    """What updates have to do with."""
+
+    in_flight: InFlight
+    pinned: Pinned
+    gate: LagGate
+    phases: Phases
+    clock: Clock
+
+
+class Updates:
+    """The loop's versions. `current` is the newest committed one."""
+
+    def __init__(self, weights: Weights, schedule: Schedule, around: Around) -> None:
+        self._weights, self._schedule, self._around = weights, schedule, around
+        self._task: asyncio.Task[None] | None = None
+        self._published: int | None = None
+        self._current: WeightVersion | None = None
+        self.failure: TurnoutError | None = None
+
+    @property
+    def current(self) -> WeightVersion:
+        if self._current is None:
+            raise InvariantBroken("a base version is adopted before anything asks for the current one")
+        return self._current
+
+    @property
+    def under_way(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def adopt(self, version: WeightVersion, steps_done: int) -> None:
+        """What every engine has attested at the start."""
+        self._current, self._published = version, steps_done
+        self._around.gate.committed(version, steps_done)
+
+    async def publish(self, steps_done: int, last: bool) -> WeightVersion:
+        """Publishes the weights after `steps_done` train steps where that is due. Returns the version that is
+        current then. Raises where an update fails that the run can't go on without."""
+        due = steps_done % self._schedule.interval == 0 or last
+        if due and steps_done != self._published:
+            await self.settled()
+            await self._begin(steps_done, must=last or self._schedule.drain)
+            if last:
+                await self.settled()
+        return self.current
+
+    async def settled(self) -> None:
+        """Waits for the update under way to be committed or to fail; it has its own deadline."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await task
+
+    async def close(self) -> None:
+        """Stops what is under way; the run is over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _begin(self, steps_done: int, must: bool) -> None:
+        phases, update = self._around.phases, self._weights.begin(steps_done)
+        self._published = steps_done
+        try:
+            with phases("publish"):
+                await update.publish()
+            if not must and self._weights.detached:
+                self._task = asyncio.ensure_future(self._beside(update, steps_done))
+                return
+            with phases("prepare"):
+                await update.prepare()
+            await self._rest_cleared(update)
+            with phases("activate"):
+                await self._commit(update, steps_done)
+        except FAULTS as fault:
+            self._fail(fault, must)
+
+    async def _beside(self, update: PendingUpdate, steps_done: int) -> None:
+        phases = self._around.phases
+        try:
+            with phases.beside("prepare"):
+                await update.prepare()
+            await self._rest_cleared(update)
+            with phases.beside("activate"):
+                await self._commit(update, steps_done)
+        except FAULTS as fault:
+            self._fail(fault, False)
+
+    async def _rest_cleared(self, update: PendingUpdate) -> None:
+        """Waits for what must not be under way when the weights change; the update's deadline waits as well."""
+        around = self._around
+        began = around.clock.now()
+        await around.pinned.settled()
+        if self._schedule.drain:
+            with around.phases.beside("drain"):
+                await around.in_flight.drain()
+        update.extend(around.clock.now() - began)
+
+    async def _commit(self, update: PendingUpdate, steps_done: int) -> None:
+        version = await update.commit()
+        self._current, self.failure = version, None
+        self._around.gate.committed(version, steps_done)
+        self._around.in_flight.committed(steps_done)
+
+    def _fail(self, fault: TurnoutError, must: bool) -> None:
+        if must:
+            raise fault
+        self.failure = fault
+        self._around.in_flight.changed()
