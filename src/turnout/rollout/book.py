@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 
-from turnout.core.errors import InvariantBroken
 from turnout.core.events import (
     Event,
     GroupCompleted,
@@ -28,7 +27,7 @@ from turnout.core.events import (
 )
 from turnout.core.ports import EventSink
 from turnout.core.types import Prompt, RolloutGroup, Trajectory
-from turnout.rollout.group_machine import OPEN, TABLE, GroupEvent, GroupState
+from turnout.rollout.group_machine import ENDED, OPEN, TABLE, GroupEvent, GroupState
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_rows import GroupRow, next_attempt, token_bytes
 
@@ -39,35 +38,20 @@ class GroupBook:
 
     def __init__(self, events: EventSink, ledger: Ledger) -> None:
         self.ledger, self._events = ledger, events
-        self._admitted = ledger.counts.total()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """Moves within are written together, and told once they are; or none of them is."""
-        admitted = self._admitted
-        try:
-            with self.ledger.transaction():
-                yield
-                if (
-                    self.ledger.counts.total() != self._admitted
-                    or min(self.ledger.counts.values(), default=0) < 0
-                ):
-                    raise InvariantBroken(
-                        f"{self._admitted} groups were admitted: {dict(self.ledger.counts)}"
-                    )
-        except BaseException:
-            self._admitted = admitted
-            raise
+        return self.ledger.transaction()
 
     def admit(self, group: RolloutGroup, step: int) -> None:
         """A prompt left the source for this train step; a slot is charged."""
         with self.transaction():
             self.ledger.add(group, step)
-            self._admitted += 1
             self._tell(GroupTaken(group.group_id, group.prompt.prompt_id, step))
 
     def start(self, group_id: str) -> None:
-        self._move(group_id, GroupEvent.START)
+        with self.transaction():
+            self._move(group_id, GroupEvent.START)
 
     def cut(self, group_id: str) -> None:
         """Its requests have ended at a token boundary. What was journalled is what it has."""
@@ -85,8 +69,8 @@ class GroupBook:
         """All members are generated and scored; they are stored."""
         with self.transaction():
             self._move(group.group_id, GroupEvent.COMPLETE)
-            self.ledger.store(group)
-            self._tell(completed_event(group))
+            blobs = self.ledger.store(group)
+            self._tell(_completed(group, _digest(blobs)))
 
     def take(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         """The groups are the batch of this step, in this order."""
@@ -97,7 +81,8 @@ class GroupBook:
 
     def give_back(self, group_id: str) -> None:
         """Its batch does not train: it is complete, and waits again."""
-        self._move(group_id, GroupEvent.RETURN)
+        with self.transaction():
+            self._move(group_id, GroupEvent.RETURN)
 
     def train(self, group: RolloutGroup, step: int, lag: int) -> None:
         """The group was trained; `lag` is the greatest of its tokens."""
@@ -147,32 +132,26 @@ class GroupBook:
     def counts(self) -> dict[str, int]:
         """taken, trained, dropped, requeued, lost: lost is what is neither of these nor still open."""
         counts = self.ledger.counts
-        ended = {
-            "trained": counts[GroupState.TRAINED],
-            "dropped": counts[GroupState.DROPPED],
-            "requeued": counts[GroupState.REQUEUED],
-        }
-        lost = self._admitted - sum(ended.values()) - sum(counts[state] for state in OPEN)
-        return {"taken": self._admitted, **ended, "lost": lost}
+        ended = {state.value: counts[state] for state in ENDED}
+        taken = counts.total()
+        return {"taken": taken, **ended, "lost": taken - sum(ended.values()) - sum(counts[s] for s in OPEN)}
 
     def _move(
         self, group_id: str, event: GroupEvent, step: int | None = None, cause: str | None = None
     ) -> GroupRow:
-        """The row as it was before."""
-        with self.transaction():
-            row = self.ledger.row(group_id)
-            self.ledger.move(row, event, TABLE.after(row.state, event), step, cause)
+        """Within a transaction; the row as it was before."""
+        row = self.ledger.row(group_id)
+        self.ledger.move(row, event, TABLE.after(row.state, event), step, cause)
         return row
 
     def _tell(self, event: Event) -> None:
         self.ledger.after_commit(lambda: self._events.emit(event))
 
 
-def completed_event(group: RolloutGroup) -> GroupCompleted:
-    """What is told of a group that is complete."""
+def _completed(group: RolloutGroup, digest: str) -> GroupCompleted:
     members = group.trajectories
     lengths = [[len(t.response_ids), len(t.logprobs), len(t.loss_mask), len(t.spans)] for t in members]
-    return GroupCompleted(group.group_id, lengths, versions_of(group), group.rewards, samples_digest(members))
+    return GroupCompleted(group.group_id, lengths, versions_of(group), group.rewards, digest)
 
 
 def versions_of(group: RolloutGroup) -> list[str]:
@@ -195,9 +174,11 @@ def trained_versions(group: RolloutGroup) -> list[str]:
 def samples_digest(samples: Iterable[Trajectory]) -> str:
     """16 hex digits over token ids (int32) and the exact log-probs (float64) of samples in order, and their
     lengths."""
+    return _digest(map(token_bytes, samples))
+
+
+def _digest(blobs: Iterable[tuple[bytes, bytes]]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for sample in samples:
-        digest.update(len(sample.response_ids).to_bytes(8, "little"))
-        for part in token_bytes(sample):
-            digest.update(part)
+    for tokens, logprobs in blobs:
+        digest.update(len(tokens).to_bytes(8, "little") + tokens + logprobs)
     return digest.hexdigest()

@@ -48,6 +48,7 @@ OPEN = (
     GroupState.COMPLETED,
     GroupState.TAKEN,
 )
+ENDED = (GroupState.TRAINED, GroupState.DROPPED, GroupState.REQUEUED)
 TABLE: Table[GroupState, GroupEvent] = Table(
     "group",
     {

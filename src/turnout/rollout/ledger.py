@@ -14,27 +14,49 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Self
 
-from turnout.core.errors import InvariantBroken, LedgerError
+from turnout.core.errors import InvariantBroken, LedgerError, TurnoutError
 from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup
 from turnout.core.version import WeightVersion
 from turnout.rollout.group_machine import GroupEvent, GroupState
+from turnout.rollout.ledger_backfill import Backfill
 from turnout.rollout.ledger_owner import Claim, Ownership
 from turnout.rollout.ledger_read import LedgerReader
-from turnout.rollout.ledger_rows import GroupRow, Piece, piece_row
+from turnout.rollout.ledger_rows import TOKEN_COLUMNS, GroupRow, Piece, piece_row
 from turnout.rollout.ledger_schema import Database
 
 ADMIT = "admit"
 _PIECE = "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _JOURNAL = """INSERT INTO trajectories SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
     WHERE EXISTS (SELECT 1 FROM groups WHERE group_id = ?1 AND state = 'inflight')"""
-_FORGET = """UPDATE trajectories SET tokens = NULL, logprobs = NULL, loss_mask = NULL, kv_mixed = NULL, text = NULL
-    WHERE group_id = ?1 AND EXISTS (
-        SELECT 1 FROM groups WHERE group_id = ?1 AND state IN ('trained', 'dropped', 'requeued'))"""
+_SUM_UP = """INSERT OR REPLACE INTO forgotten SELECT group_id, json_group_array(json_object('member', member,
+    'versions', json(versions), 'engines', json(engines), 'finish', finish, 'reward', reward)) FROM
+    (SELECT * FROM trajectories WHERE group_id = ?1 AND EXISTS (SELECT 1 FROM groups WHERE group_id = ?1 AND state
+    IN ('trained', 'dropped', 'requeued')) ORDER BY member, start) GROUP BY group_id"""
+_FORGET = """DELETE FROM trajectories WHERE group_id = ?1
+    AND EXISTS (SELECT 1 FROM groups WHERE group_id = ?1 AND state IN ('trained', 'dropped', 'requeued'))"""
+FORGET_GROUPS = 2
+FORGOTTEN = "forgotten_before_step"
+
+
+class _Scope:
+    """The `with` of a transaction; one object serves all of them."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[BaseException | None], None]) -> None:
+        self._begin, self._end = begin, end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error)
 
 
 class Ledger(LedgerReader):
@@ -44,55 +66,69 @@ class Ledger(LedgerReader):
         """Takes the ledger (turnout.rollout.ledger_owner says when that is refused)."""
         super().__init__(database)
         self._clock: Clock = claim.clock
-        self._depth, self._failed = 0, False
+        self._scope, self._depth, self._failed = _Scope(self._begin, self._end), 0, False
         self._after: list[Callable[[], None]] = []
         if self._connection.in_transaction:  # whoever had an in-memory database before was stopped in one
             self._connection.rollback()
         self._owner = Ownership(self._connection, claim)
         self.counts = self.count_states()
+        self._added = self.counts.total()
+        self._before = self.counts, self._added
+        self._covered, self._stale = self._cover(), list[str]()
+        self._backfill = Backfill(self.path) if self.path is not None and not database.exclusive else None
 
     @property
     def incarnation(self) -> int:
         return self._owner.incarnation
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """All that is written within is there at the end, or nothing of it. Raises LedgerError, OwnerLost."""
-        if self._depth:
-            self._depth += 1
+        return self._scope
+
+    def _begin(self) -> None:
+        if not self._depth:
+            self._before = self.counts.copy(), self._added
             try:
-                yield
-            except BaseException:
-                self._failed = True  # also where the caller goes on: half of a nested one must not stay
-                raise
-            finally:
-                self._depth -= 1
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._owner.check()
+            except (sqlite3.Error, TurnoutError) as error:
+                raise self._undone(error) from None
+        self._depth += 1
+
+    def _end(self, error: BaseException | None) -> None:
+        self._depth -= 1
+        if self._depth:
+            # also where the caller goes on: half of a nested one must not stay
+            self._failed |= error is not None
             return
-        counts = self.counts.copy()
-        self._depth, self._failed = 1, False
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._owner.check()
-            yield
-            self._commit()
-        except BaseException as error:
-            self._after.clear()
-            self.counts = counts
-            if self._connection.in_transaction:
-                self._connection.rollback()
-            if isinstance(error, sqlite3.OperationalError):
-                raise LedgerError(f"ledger {self.path or 'in memory'} can't be written: {error}") from None
-            raise
-        finally:
-            self._depth = 0
-        effects, self._after = self._after, []
-        for effect in effects:
-            effect()
+        if error is None:
+            try:
+                self._commit()
+            except (sqlite3.Error, TurnoutError) as fault:
+                raise self._undone(fault) from None
+            effects, self._after = self._after, []
+            for effect in effects:
+                effect()
+        elif (told := self._undone(error)) is not error:
+            raise told from None
 
     def _commit(self) -> None:
         if self._failed:
             raise InvariantBroken("a part of a ledger transaction failed, and the rest went on")
+        if self.counts.total() != self._added or min(self.counts.values(), default=0) < 0:
+            raise InvariantBroken(f"{self._added} groups were admitted, there are {dict(self.counts)}")
         self._connection.execute("COMMIT")
+
+    def _undone(self, error: BaseException) -> BaseException:
+        """Takes the transaction back; the error as callers know it."""
+        self.counts, self._added = self._before
+        self._after.clear()
+        self._failed = False
+        if self._connection.in_transaction:
+            self._connection.rollback()
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
+            return LedgerError(f"ledger {self.path or 'in memory'} can't be written: {error}")
+        return error
 
     def after_commit(self, effect: Callable[[], None]) -> None:
         """Within a transaction: `effect` runs once it is written, in order."""
@@ -110,6 +146,7 @@ class Ledger(LedgerReader):
             raise InvariantBroken(f"group {name} was taken twice") from None
         self._tell(name, 0, (ADMIT, state.value, step, None))
         self.counts[state] += 1
+        self._added += 1
 
     def move(
         self, row: GroupRow, event: GroupEvent, after: GroupState, step: int | None, cause: str | None
@@ -140,24 +177,39 @@ class Ledger(LedgerReader):
             if done.rowcount != len(rows):
                 raise InvariantBroken(f"{len(rows) - done.rowcount} pieces belong to groups not in flight")
 
-    def store(self, group: RolloutGroup) -> None:
-        """The whole members of a group, in place of their pieces."""
+    def store(self, group: RolloutGroup) -> list[tuple[bytes, bytes]]:
+        """The whole members of a group, in place of their pieces; token ids and log-probs as they are stored."""
         self._within()
         self._connection.execute("DELETE FROM trajectories WHERE group_id = ?", (group.group_id,))
         rows = [piece_row(Piece(group.group_id, at, 0, t)) for at, t in enumerate(group.trajectories)]
         self._connection.executemany(_PIECE, rows)
+        self._forget_some()
+        return [row[TOKEN_COLUMNS] for row in rows]
 
     def forget(self, group_ids: Iterable[str]) -> None:
         """Tokens, log-probs, masks and texts of groups that have ended go (of others they stay); what made them,
         their rewards and histories stay."""
+        names = [(name,) for name in group_ids]
         with self.transaction():
-            self._connection.executemany(_FORGET, [(name,) for name in group_ids])
+            self._connection.executemany(_SUM_UP, names)
+            self._connection.executemany(_FORGET, names)
 
     def put_batch(self, step: int, group_ids: Sequence[str]) -> None:
         """What a step is made of, in order; of one incarnation the last one counts."""
         with self.transaction():
             row = (step, self.incarnation, json.dumps(list(group_ids)))
             self._connection.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", row)
+
+    def _forget_some(self) -> None:
+        """A few groups at a time, so that no call takes long."""
+        if not self._stale:
+            first = int(self.meta(FORGOTTEN) or 0)
+            if first < self._covered:
+                self._stale = [name for batch in self.batches(first) for name in batch.group_ids]
+                self.put_meta(FORGOTTEN, str(first + 1))
+        if self._stale:
+            self.forget(self._stale[:FORGET_GROUPS])
+            del self._stale[:FORGET_GROUPS]
 
     def put_version(self, version: WeightVersion, step: int, state: str) -> None:
         """A version exported after so many train steps is now published, committed, aborted or abandoned."""
@@ -184,18 +236,17 @@ class Ledger(LedgerReader):
         return sorted(row[0] for row in found)
 
     def put_checkpoint(self, step: int, version: str) -> None:
-        """A checkpoint is complete. Stored tokens that two complete ones cover are forgotten: those of groups
-        trained before the older of the two newest."""
+        """A checkpoint is complete. Tokens of groups trained before the older of the two newest are forgotten, a
+        few whenever a group is stored."""
         with self.transaction():
             row = (step, self.incarnation, version, self._clock.wall())
             self._connection.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
             self._connection.execute("DELETE FROM checkpoints WHERE step > ?", (step,))
-            kept = self._connection.execute(
-                "SELECT step FROM checkpoints ORDER BY step DESC LIMIT 3"
-            ).fetchall()
-            if len(kept) > 1:
-                since = kept[2][0] if len(kept) > 2 else 0
-                self.forget(self.trained_between(since, kept[1][0]))
+            self._covered = self._cover()
+
+    def _cover(self) -> int:
+        steps = self.checkpoint_steps()
+        return steps[-2] if len(steps) > 1 else 0
 
     def put_meta(self, key: str, value: str) -> None:
         """A fact of the run: `run_id`, `data_fingerprint` and the like."""
@@ -214,6 +265,8 @@ class Ledger(LedgerReader):
             with self.transaction():
                 self._owner.release()
         finally:
+            if self._backfill is not None:
+                self._backfill.close()
             super().close()
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ from turnout.rollout.ledger_rows import Batch, GroupRow, Move, StoredGroup, Vers
 from turnout.rollout.ledger_schema import Database, open_database, read_database
 
 _OPEN_ROWS = """SELECT * FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued')
-    ORDER BY ordinal, attempt"""  # as the index says it
+    ORDER BY ordinal, attempt"""
 _OPEN_IDS = "(SELECT group_id FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued'))"
 _COPIED = {
     "meta": "",
@@ -102,23 +102,23 @@ class LedgerReader:
 
     def pieces(self, group_id: str) -> list[dict[str, Any]]:
         """What stays of members: `member`, `versions` and `engines` ([[tokens, name], ...]), `finish`, `reward`."""
+        row = self._one("SELECT members FROM forgotten WHERE group_id = ?", group_id)
+        if row is not None:
+            return json.loads(row[0])
         select = (
             "SELECT member, versions, engines, finish, reward FROM trajectories WHERE group_id = ? "
             "ORDER BY member, start"
         )
+        keys = ("member", "versions", "engines", "finish", "reward")
+        rows = [dict(zip(keys, row, strict=True)) for row in self._all(select, group_id)]
         return [
-            {
-                "member": member,
-                "versions": json.loads(versions),
-                "engines": json.loads(engines),
-                "finish": finish,
-                "reward": reward,
-            }
-            for member, versions, engines, finish, reward in self._all(select, group_id)
+            {**row, "versions": json.loads(row["versions"]), "engines": json.loads(row["engines"])}
+            for row in rows
         ]
 
     def open_groups(self) -> list[StoredGroup]:
-        """Groups that have not ended, by ordinal, with their members as far as they were written."""
+        """Groups that have not ended, by ordinal, with their members as far as they were written. Reads all rows of
+        groups."""
         return [StoredGroup(row, self.members(row.group_id)) for row in self.open_rows()]
 
     def open_rows(self) -> list[GroupRow]:
@@ -129,14 +129,6 @@ class LedgerReader:
         """Groups that were trained at this step or later. Reads all groups."""
         rows = self._all("SELECT * FROM groups WHERE trained >= ? ORDER BY trained, ordinal", step)
         return [GroupRow.of(row) for row in rows]
-
-    def trained_between(self, first: int, end: int) -> list[str]:
-        """Ids of groups trained at steps `first` to `end` (exclusive), by the recorded batches."""
-        found: list[str] = []
-        for step in range(first, end):
-            batch = self.batch(step)
-            found += () if batch is None else batch.group_ids
-        return found
 
     def batch(self, step: int) -> Batch | None:
         """What a step was made of, as its last incarnation recorded it."""

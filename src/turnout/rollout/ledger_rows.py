@@ -1,8 +1,8 @@
 """Rows of the ledger and what they are in Python. Pure.
 
 Token ids are little-endian int32, log-probs float64 (exact), masks one byte a token; runs of versions and engines
-JSON, [[tokens, name], ...]. A trajectory is one row, or, while it is made, one row per piece: `start` is the place
-of the piece's first token.
+JSON, [[tokens, name], ...]; `kv_mixed` is empty where no token is. A trajectory is one row, or, while it is made,
+one row per piece: `start` is the place of the piece's first token.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from turnout.core.errors import DataError, Fault, InvariantBroken
@@ -22,6 +23,7 @@ from turnout.rollout.group_machine import GroupState
 assert sys.byteorder == "little" and array("i").itemsize == 4, (
     "blobs are written as this machine holds numbers"
 )
+TOKEN_COLUMNS = slice(3, 5)  # of a row of `trajectories`: tokens, log-probs
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,10 @@ def piece_row(piece: Piece) -> tuple[Any, ...]:
     """The values of one row of `trajectories`, in the order of its columns."""
     part = piece.part
     tokens, logprobs = token_bytes(part)
-    mask, mixed = bytes(part.loss_mask), bytes(part.kv_mixed)
-    versions, engines = json.dumps(part.spans.runs), json.dumps(part.engines.runs)
-    head = (piece.group_id, piece.member, piece.start, tokens, logprobs, mask, mixed, versions, engines)
-    return (*head, part.finish.value, part.reward, part.seed, part.text)
+    mask, mixed = bytes(part.loss_mask), bytes(part.kv_mixed) if any(part.kv_mixed) else b""
+    head = (piece.group_id, piece.member, piece.start, tokens, logprobs, mask, mixed)
+    made = (_text(part.spans), _text(part.engines))
+    return (*head, *made, part.finish.value, part.reward, part.seed, part.text)
 
 
 def token_bytes(part: Trajectory) -> tuple[bytes, bytes]:
@@ -122,12 +124,9 @@ def token_bytes(part: Trajectory) -> tuple[bytes, bytes]:
 
 
 def members_of(rows: Iterable[Sequence[Any]]) -> dict[int, Trajectory]:
-    """Members by number, from rows ordered by member and start; raises InvariantBroken where pieces don't meet.
-    Rows whose tokens are forgotten are left out."""
+    """Members by number, from rows ordered by member and start; raises InvariantBroken where pieces don't meet."""
     members: dict[int, Trajectory] = {}
     for group_id, member, start, tokens, *rest in rows:
-        if tokens is None:
-            continue
         part = _part(tokens, rest)
         before = members.get(member)
         made = 0 if before is None else len(before.response_ids)
@@ -153,6 +152,15 @@ def _part(tokens: bytes, rest: Sequence[Any]) -> Trajectory:
         reward=reward,
         kv_mixed=tuple(mixed),
     )
+
+
+def _text(runs: Runs) -> str:
+    return "[" + ", ".join([f"[{tokens}, {_quoted(name)}]" for tokens, name in runs.runs]) + "]"
+
+
+@lru_cache(1024)
+def _quoted(name: str) -> str:
+    return json.dumps(name)
 
 
 def _runs(text: str) -> tuple[tuple[int, str], ...]:

@@ -20,7 +20,7 @@ from turnout.core.errors import DataError, Fault
 log = logging.getLogger(__name__)
 APPLICATION_ID = 0x54726E74  # "Trnt", in the header of the file
 BUSY_S = 2.0
-WAL_PAGES = 4000
+WAL_PAGES = 16_000
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"})
 
 MIGRATIONS = (
@@ -31,13 +31,14 @@ MIGRATIONS = (
     CREATE TABLE groups (group_id TEXT PRIMARY KEY, ordinal INTEGER NOT NULL, attempt INTEGER NOT NULL,
         prompt_id TEXT NOT NULL, state TEXT NOT NULL, admitted INTEGER NOT NULL, trained INTEGER, cause TEXT,
         moves INTEGER NOT NULL) WITHOUT ROWID;
-    CREATE INDEX open_groups ON groups (ordinal) WHERE state NOT IN ('trained', 'dropped', 'requeued');
     CREATE TABLE history (group_id TEXT NOT NULL, move INTEGER NOT NULL, event TEXT NOT NULL, state TEXT NOT NULL,
         step INTEGER, incarnation INTEGER NOT NULL, at REAL NOT NULL, cause TEXT,
         PRIMARY KEY (group_id, move)) WITHOUT ROWID;
     CREATE TABLE trajectories (group_id TEXT NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
-        tokens BLOB, logprobs BLOB, loss_mask BLOB, kv_mixed BLOB, versions TEXT NOT NULL, engines TEXT NOT NULL,
-        finish TEXT NOT NULL, reward REAL, seed INTEGER NOT NULL, text TEXT, UNIQUE (group_id, member, start));
+        tokens BLOB NOT NULL, logprobs BLOB NOT NULL, loss_mask BLOB NOT NULL, kv_mixed BLOB NOT NULL,
+        versions TEXT NOT NULL, engines TEXT NOT NULL, finish TEXT NOT NULL, reward REAL, seed INTEGER NOT NULL,
+        text TEXT NOT NULL, UNIQUE (group_id, member, start));
+    CREATE TABLE forgotten (group_id TEXT PRIMARY KEY, members TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE batches (step INTEGER NOT NULL, incarnation INTEGER NOT NULL, group_ids TEXT NOT NULL,
         PRIMARY KEY (step, incarnation)) WITHOUT ROWID;
     CREATE TABLE versions (label TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, counter INTEGER NOT NULL,
