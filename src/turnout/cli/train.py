@@ -22,8 +22,9 @@ def command(argv: list[str]) -> int:
     config = load(*split_run_file(argv))
     _prepare_process(config)
     from turnout.placement.real import DiskStore, RealClock
+    from turnout.schedule.inputs import load_inputs
     from turnout.schedule.run_record import open_record
-    from turnout.schedule.session import Session, load_inputs
+    from turnout.schedule.session import Session
     from turnout.train.model_zoo import resolve_checkpoint
 
     model = resolve_checkpoint(config.hf_checkpoint)
@@ -42,7 +43,8 @@ def command(argv: list[str]) -> int:
 async def _run(session: object, inputs: object, config: RunConfig, paths: RunPaths) -> int:
     from turnout.observe.panel import Panel
     from turnout.placement.real import RealClock
-    from turnout.schedule.session import RunInputs, Session
+    from turnout.schedule.inputs import RunInputs
+    from turnout.schedule.session import Session
 
     assert isinstance(session, Session) and isinstance(inputs, RunInputs)
     panel = Panel(config.panel, RealClock())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Iterable
 
 
 class WindowBuffer:
@@ -74,6 +75,21 @@ class WindowBuffer:
         del self._complete[: len(taken)]
         self._forget()
         return taken
+
+    def take_these(self, keys: Iterable[str]) -> None:
+        """Takes complete groups whatever the window says: a batch that was taken before is taken again."""
+        for key in keys:
+            place = self._places.pop(key)
+            del self._complete[bisect_left(self._complete, (place, key))]
+            insort(self._overtakers, place)
+        self._forget()
+
+    def pass_by(self) -> None:
+        """A group that was admitted here and taken before a resume: it counts as one that overtook who waits
+        longer."""
+        insort(self._overtakers, self._next)
+        self._next += 1
+        self._forget()
 
     def _forget(self) -> None:
         """Only those that overtook the oldest one that waits still count."""

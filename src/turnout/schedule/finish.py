@@ -16,7 +16,8 @@ from turnout.observe.samples import SampleRow, print_samples
 from turnout.observe.summary import EvalScore, RunSummary, lag_summary, wilson_interval, write_summary
 from turnout.rollout.evaluate import EvalPoint
 from turnout.schedule.evaluations import EvalRuns
-from turnout.schedule.session import BASELINE, HELD_OUT, SAMPLED, RunOutcome
+from turnout.schedule.inputs import BASELINE, HELD_OUT, SAMPLED
+from turnout.schedule.session import RunOutcome
 
 
 def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store) -> RunSummary:

@@ -15,7 +15,8 @@ from turnout.rollout.tokenizer import load_tokenizer
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.evaluations import EVAL_SEEDS
-from turnout.schedule.session import ATTEST_DEADLINE_S, eval_plan
+from turnout.schedule.inputs import eval_plan
+from turnout.schedule.session import ATTEST_DEADLINE_S
 from turnout.serving.address import parse_address
 from turnout.serving.client import EngineClient
 from turnout.serving.launcher import launch
