@@ -2,8 +2,8 @@
 
 Without a script it behaves: tokens derive from the seed, a version loaded from disk is digested and attested,
 flags that are left out get SGLang's defaults. `script(path, ...)` puts answers in line for a path, one per call;
-`on_generate` decides each /generate by its body, at once or later. `calls` is what came in. The port is bound
-and held from the start.
+`on_generate` decides each /generate by its body, at once or later; a list of rows is a stream of events. `calls` is
+what came in. The port is bound and held from the start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from turnout.weights.digest import root_of
 @dataclass(frozen=True)
 class Answer:
     """`body` is sent as JSON, bytes as they are. `ending`: "whole"; "cut" closes the connection in the middle
-    of the body; "reset" closes it before a byte; "hang" answers when the engine stops."""
+    of the body; "reset" closes it before a byte; "hang" answers when the engine stops; "stall" sends the body and
+    then nothing more until then."""
 
     status: int = 200
     body: Any = None
@@ -41,6 +42,15 @@ class Answer:
     @property
     def data(self) -> bytes:
         return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+def as_stream(answer: Answer) -> Answer:
+    """The answer as events, one for each row of a list; errors and bytes as they are."""
+    if answer.status != 200 or not isinstance(answer.body, dict | list):
+        return answer
+    rows = answer.body if isinstance(answer.body, list) else [answer.body]
+    events = [f"data: {json.dumps(row)}\n\n" for row in rows] + ["data: [DONE]\n\n"]
+    return replace(answer, body="".join(events).encode())
 
 
 CUT = Answer(body={"text": "a" * 4096}, ending="cut")
@@ -138,7 +148,9 @@ class ScriptedEngine:
         try:
             if inspect.isawaitable(answer):
                 answer = await answer
-            return await self._send(request, answer if isinstance(answer, Answer) else Answer(body=answer))
+            whole = answer if isinstance(answer, Answer) else Answer(body=answer)
+            streams = path == "/generate" and isinstance(body, dict) and body.get("stream") is True
+            return await self._send(request, as_stream(whole) if streams else whole)
         finally:
             self._count(-1)
 
@@ -148,6 +160,12 @@ class ScriptedEngine:
         if answer.ending == "reset":
             assert request.transport is not None
             request.transport.abort()
+        if answer.ending == "stall":
+            response = web.StreamResponse(status=answer.status)
+            await response.prepare(request)
+            await response.write(answer.data)
+            await self._stopping.wait()
+            return response
         if answer.ending == "cut":
             response = web.StreamResponse(status=answer.status)
             response.content_length = len(answer.data)

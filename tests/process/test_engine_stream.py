@@ -21,7 +21,7 @@ import torch
 from tests.engine_models import add_tokenizer, make_model
 from tests.engine_process import EngineProcess, engine, parts
 from turnout.placement.real import RealClock
-from turnout.protocol.sglang import GenerateReply, GenerateRequest, PartialReply, SamplingParams
+from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.weights.checkpoint_io import read_checkpoint
@@ -242,20 +242,21 @@ def test_the_client_streams_and_resumes_from_what_it_saw(server):
         try:
             want = await client.generate(whole, 60.0)
             cut = replace(whole, rid="c" * 32)
+            seen: list[tuple[int, float]] = []
             async with contextlib.aclosing(client.generate_stream(cut, 60.0)) as stream:
                 async for item in stream:
-                    if len(item.output_ids) >= 20:
+                    seen += zip(item.output_ids, item.logprobs)
+                    if len(seen) >= 20:
                         break
-            seen = item
-            rest = replace(whole, rid="d" * 32, input_ids=(*whole.input_ids, *seen.output_ids),
-                           params=replace(whole.params, max_new_tokens=80 - len(seen.output_ids)))  # fmt: skip
+            rest = replace(whole, rid="d" * 32, input_ids=(*whole.input_ids, *(token for token, _ in seen)),
+                           params=replace(whole.params, max_new_tokens=80 - len(seen)))  # fmt: skip
             items = [item async for item in client.generate_stream(rest, 60.0)]
         finally:
             await client.close()
         return want, seen, items
 
     want, seen, items = asyncio.run(main())
-    assert isinstance(seen, PartialReply) and 20 <= len(seen.output_ids) < 80
+    assert 20 <= len(seen) < 80
     assert isinstance(items[-1], GenerateReply) and len(items) > 1
-    assert seen.output_ids + items[-1].output_ids == want.output_ids
-    assert seen.logprobs + items[-1].logprobs == want.logprobs
+    made = [*seen, *zip(items[-1].output_ids, items[-1].logprobs)]
+    assert made == list(zip(want.output_ids, want.logprobs))

@@ -89,6 +89,18 @@ class Trajectory:
             kv_mixed=self.kv_mixed[:tokens],
         )
 
+    def after(self, tokens: int) -> Trajectory:
+        """All but its first tokens, with how it ended: `cut(n).joined(after(n))` is the whole."""
+        return replace(
+            self,
+            response_ids=self.response_ids[tokens:],
+            logprobs=self.logprobs[tokens:],
+            loss_mask=self.loss_mask[tokens:],
+            spans=self.spans.after(tokens),
+            engines=self.engines.after(tokens),
+            kv_mixed=self.kv_mixed[tokens:],
+        )
+
     def joined(self, more: Trajectory) -> Trajectory:
         """This one followed by what was made after it; how it ended, its text and its reward are those of `more`.
         Raises InvariantBroken where this one has ended, or `more` belongs to another."""
@@ -114,6 +126,11 @@ class RolloutGroup:
     attempt: int
     prompt: Prompt
     trajectories: tuple[Trajectory, ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Whether a member of it was cut."""
+        return any(t.partial for t in self.trajectories)
 
     @property
     def rewards(self) -> list[float]:

@@ -101,6 +101,16 @@ class Runs:
             kept.append((take, label))
         return type(self)(tuple(kept))
 
+    def after(self, tokens: int) -> Self:
+        """The runs of all but the first `tokens` tokens."""
+        kept: list[tuple[int, str]] = []
+        at = 0
+        for length, label in self.runs:
+            at += length
+            if at > tokens:
+                kept.append((min(length, at - tokens), label))
+        return type(self)(tuple(kept))
+
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(label for _, label in self.runs))

@@ -19,7 +19,8 @@ T = TypeVar("T", str, int)
 @dataclass(frozen=True)
 class SamplingParams:
     """SGLang's `sampling_params`. temperature 0 is greedy; top_k -1 is off; `sampling_seed` None lets the
-    engine choose. The noise of a token depends on the seed and its absolute position only."""
+    engine choose. The noise of a token depends on the seed and its absolute position only. `stream_interval`: new
+    tokens that an event of a stream waits for; the first comes at once, the last event with whatever is left."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -32,6 +33,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     sampling_seed: int | None = None
+    stream_interval: int | None = None
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> SamplingParams:
@@ -48,6 +50,9 @@ class SamplingParams:
             ignore_eos=_flag(row, "ignore_eos", False),
             skip_special_tokens=_flag(row, "skip_special_tokens", True),
             sampling_seed=None if row.get("sampling_seed") is None else _integer(row, "sampling_seed", 0),
+            stream_interval=None
+            if row.get("stream_interval") is None
+            else _integer(row, "stream_interval", 1, low=1),
         )
         if params.top_p == 0.0 or params.top_k == 0:
             raise ValueError("top_p must be above 0 and top_k -1 or at least 1")
@@ -87,7 +92,8 @@ class GenerateRequest:
 @dataclass(frozen=True)
 class GenerateReply:
     """The answer to one /generate: tokens, log-probs as sampled, why it ended, which version made which
-    token (`spans`: ((tokens, label), ...)). `text` is the engine's own decoding."""
+    token (`spans`: ((tokens, label), ...)). `text` is the engine's own decoding. `kv_mixed`: [start, end) of tokens
+    made on KV of older weights than their own."""
 
     text: str
     output_ids: tuple[int, ...]
@@ -97,6 +103,7 @@ class GenerateReply:
     spans: tuple[tuple[int, str], ...]
     prompt_tokens: int
     cached_tokens: int
+    kv_mixed: tuple[tuple[int, int], ...] = ()
 
     def to_json(self, rid: str) -> dict[str, Any]:
         """SGLang's shape, with `weight_versions` as SGLang 0.5.23 reports it: [{version, start, end}]."""
@@ -121,36 +128,9 @@ class GenerateReply:
                 "weight_version": self.spans[-1][1] if self.spans else "",
                 "weight_versions": versions,
                 "output_token_logprobs": [[p, t, None] for p, t in zip(self.logprobs, self.output_ids)],
+                **({"kv_mixed": [list(run) for run in self.kv_mixed]} if self.kv_mixed else {}),
             },
         }
-
-
-@dataclass(frozen=True)
-class PartialReply:
-    """What a request has so far, from an event of its stream."""
-
-    text: str
-    output_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    spans: tuple[tuple[int, str], ...]
-
-
-def parse_event(row: Any, asked: int) -> PartialReply | GenerateReply:
-    """An event of a cumulative stream; the last, with a finish_reason, is the whole reply. Raises ValueError for an
-    unknown shape, and for an event that holds only its own tokens (SGLang with --incremental-streaming-output)."""
-    meta = row.get("meta_info") if isinstance(row, dict) else None
-    if not isinstance(meta, dict) or not isinstance(row.get("output_ids"), list):
-        raise ValueError(f"an event has text, output_ids and meta_info; this one is {_shape(row)}")
-    claimed = [int(t) for t in row["output_ids"]]
-    if int(meta.get("completion_tokens", len(claimed))) != len(claimed):
-        raise ValueError(
-            f"an event with {len(claimed)} of {meta['completion_tokens']} tokens: not cumulative"
-        )
-    if meta.get("finish_reason") is not None:
-        return parse_reply(row, asked)
-    logprobs = _logprobs(claimed, meta.get("output_token_logprobs") or [])
-    ids = tuple(claimed[: len(logprobs)])
-    return PartialReply(str(row.get("text") or ""), ids, tuple(logprobs), _spans(meta, len(ids)))
 
 
 def parse_reply(row: Any, asked: int) -> GenerateReply:
@@ -168,7 +148,7 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
     finish, message = _finish(meta.get("finish_reason"))
     pairs = meta.get("output_token_logprobs") or []
     claimed = [int(t) for t in (row.get("output_ids") or [p[1] for p in pairs])]
-    logprobs = _logprobs(claimed, pairs)
+    logprobs = finite_logprobs(claimed, pairs)
     ids = claimed[: len(logprobs)]
     text = str(row.get("text") or "")
     if len(ids) < len(claimed):
@@ -177,15 +157,17 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
         finish, message = Finish.ABORT, message or "a text without tokens"
     if finish is Finish.LENGTH and len(ids) < asked:
         finish, message = Finish.ABORT, f"said length after {len(ids)} of {asked} tokens"
+    spans, label = span_rows(meta, 0, len(ids)), str(meta.get("weight_version") or "unknown")
     return GenerateReply(
         text=text,
         output_ids=tuple(ids),
         logprobs=tuple(logprobs),
         finish=finish,
         message=message,
-        spans=_spans(meta, len(ids)),
+        spans=() if not ids else spans if spans is not None else ((len(ids), label),),
         prompt_tokens=int(meta.get("prompt_tokens") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
+        kv_mixed=tuple(mixed_ranges(meta)),
     )
 
 
@@ -197,7 +179,7 @@ def _finish(reason: Any) -> tuple[Finish, str]:
     return Finish(kind), str(reason.get("message") or "") if isinstance(reason, dict) else ""
 
 
-def _logprobs(ids: list[int], pairs: list[Any]) -> list[float]:
+def finite_logprobs(ids: list[int], pairs: list[Any]) -> list[float]:
     """Log-probs of the first tokens, up to the first that has none, or one of another token, or not finite."""
     found: list[float] = []
     for token, pair in zip(ids, pairs):
@@ -208,16 +190,21 @@ def _logprobs(ids: list[int], pairs: list[Any]) -> list[float]:
     return found
 
 
-def _spans(meta: dict[str, Any], tokens: int) -> tuple[tuple[int, str], ...]:
-    """Per-token versions where the engine reports them, else one span of its single label."""
+def span_rows(meta: dict[str, Any], first: int, last: int) -> tuple[tuple[int, str], ...] | None:
+    """Which version made the tokens `first` to `last` (exclusive) of a response; None where the engine does not
+    say it of all of them."""
     runs = [
-        (min(int(v["end"]), tokens) - int(v["start"]), str(v["version"]))
+        (min(int(v["end"]), last) - max(int(v["start"]), first), str(v["version"]))
         for v in meta.get("weight_versions") or []
-        if int(v["start"]) < tokens
+        if int(v["start"]) < last and int(v["end"]) > first
     ]
-    if sum(n for n, _ in runs) == tokens and all(n > 0 for n, _ in runs):
-        return tuple(runs)
-    return ((tokens, str(meta.get("weight_version") or "unknown")),) if tokens else ()
+    whole = sum(n for n, _ in runs) == last - first and all(n > 0 for n, _ in runs)
+    return tuple(runs) if whole else None
+
+
+def mixed_ranges(meta: dict[str, Any]) -> list[tuple[int, int]]:
+    """Ours: [start, end) of the tokens that were made on KV of older weights than their own."""
+    return [(int(start), int(end)) for start, end in meta.get("kv_mixed") or []]
 
 
 def load_total(row: Any) -> int | None:

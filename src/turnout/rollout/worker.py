@@ -2,75 +2,78 @@
 
 Promises: a sample ends by its own deadline; an aborted sample is never scored and never trains; an unscored
 one (grader failed, hung, gave NaN) is not a zero; a group with too few members left is a GroupFailed with the
-reason, never a smaller group by accident. Seeds derive from (seed, group, attempt, member), so neither order
-nor engine changes what is sampled.
+reason, never a smaller group by accident. A group that was cut is made on from where its members stand: nothing
+that exists is made again. Seeds derive from (seed, group, attempt, member), so neither order nor engine nor a cut
+changes what is sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused
-from turnout.core.ports import Clock
-from turnout.core.rng import IdSource, SeedTree, random_id
-from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
-from turnout.core.version import Runs, VersionSpans
+from turnout.core.errors import EngineDead, EngineError, EngineRefused
+from turnout.core.rng import SeedTree
+from turnout.core.types import Prompt, RolloutGroup, Trajectory
 from turnout.placement.tasks import together
-from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.rollout.rewards import RewardRunner
-from turnout.serving.client import EngineClient
+from turnout.rollout.sampler import Ask, Cut, Sampler, SamplingPlan
 
-BUSY_PAUSE_S = 0.2
-GONE_S = 2.0
-Routes = Callable[[], Sequence[EngineClient]]
-
-
-class Decoder(Protocol):
-    """What the worker needs of a tokenizer."""
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
-
-
-@dataclass(frozen=True)
-class SamplingPlan:
-    """How a prompt is sampled. `deadline_s` bounds one sample from sending to answer; `min_group` is the
-    smallest group that may train when members fail (the size itself: all or nothing)."""
-
-    samples: int
-    params: SamplingParams
-    deadline_s: float
-    min_group: int
+__all__ = ["Forgotten", "Generator", "GroupFailed", "Members", "SamplingPlan"]
 
 
 class GroupFailed(Exception):
     """A group that can't train; the text is the reason of its drop."""
 
 
+class Members(Protocol):
+    """Who keeps the members of one group while they are made, by their number in it."""
+
+    def tokens(self, member: int, new: Trajectory) -> None:
+        """Tokens that are new, as a partial trajectory of their own."""
+        ...
+
+    def ended(self, member: int, made: Trajectory) -> None:
+        """The whole member, scored."""
+        ...
+
+
+class Forgotten:
+    """Nobody keeps them."""
+
+    def tokens(self, member: int, new: Trajectory) -> None: ...
+
+    def ended(self, member: int, made: Trajectory) -> None: ...
+
+
 class Generator:
-    """Makes trajectories and groups on engines. `routes` names those that may be asked now, in a fixed order; they
-    take requests in turn by group."""
+    """Makes groups on the engines of `sampler`, which take them in turn."""
 
-    def __init__(
+    def __init__(self, sampler: Sampler, rewards: RewardRunner) -> None:
+        self.sampler, self._rewards = sampler, rewards
+
+    async def group(
         self,
-        routes: Routes,
-        rewards: RewardRunner,
-        decoder: Decoder,
-        clock: Clock,
-        ids: IdSource = random_id,
-    ) -> None:
-        self._routes, self._rewards, self._decoder, self._clock = routes, rewards, decoder, clock
-        self._ids = ids
-        self.tokens_made = 0
-
-    async def group(self, group: RolloutGroup, plan: SamplingPlan, seeds: SeedTree) -> RolloutGroup:
-        """The group with its scored members; raises GroupFailed, or EngineDead when an engine is gone."""
+        group: RolloutGroup,
+        plan: SamplingPlan,
+        seeds: SeedTree,
+        members: Members | None = None,
+        cut: Cut | None = None,
+    ) -> RolloutGroup:
+        """The group with its scored members, `group` holding those that exist (told apart by their seeds); a
+        partial group (`RolloutGroup.partial`) where it was cut. Raises GroupFailed, or EngineDead when an engine is
+        gone."""
         node = seeds.child("sample", group.ordinal, group.attempt)
-        made = await together(
-            self._member(group.prompt, plan, node.child(member).seed, group.ordinal)
-            for member in range(plan.samples)
-        )
+        keep = Forgotten() if members is None else members
+        cut = Cut() if cut is None else cut
+        known = {made.seed: made for made in group.trajectories}
+        asks = []
+        for member in range(plan.samples):
+            seed = node.child(member).seed
+            begun = known[seed] if seed in known else Trajectory.unbegun(seed)
+            asks.append(Ask(group.prompt, plan, begun, group.ordinal, partial(keep.tokens, member), cut))
+        made = await together(self._member(member, ask, keep) for member, ask in enumerate(asks))
         kept = tuple(t for t in made if isinstance(t, Trajectory))
         if len(kept) < plan.min_group:
             reasons = sorted({str(t) for t in made if not isinstance(t, Trajectory)})
@@ -78,73 +81,29 @@ class Generator:
         return replace(group, trajectories=kept)
 
     async def sample(self, prompt: Prompt, plan: SamplingPlan, seed: int, turn: int) -> Trajectory:
-        """One unscored trajectory; `turn` chooses the engine. EngineBusy is tried again until the deadline; where
-        an engine is gone and another may be asked, that one makes the same sample."""
-        params = replace(plan.params, sampling_seed=seed)
-        end = self._clock.now() + plan.deadline_s
-        while True:
-            engines = self._routes()
-            engine = engines[turn % len(engines)]
-            request = GenerateRequest(self._ids(), prompt.token_ids, params, extra_key=engine.version)
+        """One unscored trajectory; `turn` chooses the engine that is asked first."""
+        return await self.sampler.sample(Ask(prompt, plan, Trajectory.unbegun(seed), turn))
+
+    async def _member(self, member: int, ask: Ask, keep: Members) -> Trajectory | str:
+        """A scored trajectory, a partial one where it was cut, or why there is none."""
+        made = ask.begun
+        if made.partial:
             try:
-                reply = await self._answered(engine, request, max(0.001, end - self._clock.now()))
-                break
+                made = await self.sampler.sample(ask)
             except EngineDead:
-                if not await self._fenced(engine, end):
-                    raise
-        self.tokens_made += len(reply.output_ids)
-        return self._trajectory(reply, engine.engine_id, seed)
-
-    async def _fenced(self, engine: EngineClient, end: float) -> bool:
-        """Whether an engine that seems gone is fenced within a while: who watches it decides, not one request."""
-        end = min(end, self._clock.now() + GONE_S)
-        while engine in self._routes():
-            if self._clock.now() + BUSY_PAUSE_S >= end:
-                return False
-            await self._clock.sleep(BUSY_PAUSE_S)
-        return True
-
-    async def _answered(
-        self, engine: EngineClient, request: GenerateRequest, deadline_s: float
-    ) -> GenerateReply:
-        end = self._clock.now() + deadline_s
-        while True:
-            try:
-                return await engine.generate(request, max(0.001, end - self._clock.now()))
-            except EngineBusy:
-                if self._clock.now() + BUSY_PAUSE_S >= end:
-                    raise
-                await self._clock.sleep(BUSY_PAUSE_S)
-
-    def _trajectory(self, reply: GenerateReply, engine_id: str, seed: int) -> Trajectory:
-        count = len(reply.output_ids)
-        spans = VersionSpans()
-        for tokens, label in reply.spans:
-            spans = spans.extended(tokens, label)
-        return Trajectory(
-            response_ids=reply.output_ids,
-            logprobs=reply.logprobs,
-            loss_mask=(1,) * count,
-            spans=spans,
-            finish=reply.finish,
-            text=self._decoder.decode(reply.output_ids, skip_special_tokens=True),
-            engines=Runs().extended(count, engine_id),
-            seed=seed,
-        )
-
-    async def _member(self, prompt: Prompt, plan: SamplingPlan, seed: int, turn: int) -> Trajectory | str:
-        """A scored trajectory, or why there is none."""
-        try:
-            made = await self.sample(prompt, plan, seed, turn)
-        except EngineDead:
-            raise
-        except EngineRefused as fault:
-            return f"refused by the engine: {fault.reason}"
-        except EngineError as fault:
-            return f"engine: {fault.reason}"
-        if made.finish is Finish.ABORT:
-            return "aborted by the engine"
+                raise
+            except EngineRefused as fault:
+                return f"refused by the engine: {fault.reason}"
+            except EngineError as fault:
+                return f"engine: {fault.reason}"
+            if made.partial:
+                return made if ask.cut.made else "aborted by the engine"
+        elif made.reward is not None:
+            return made
+        prompt = ask.prompt
         scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         if scored.value is None:
             return f"unscored: {scored.why}"
-        return replace(made, reward=scored.value)
+        made = replace(made, reward=scored.value)
+        keep.ended(member, made)
+        return made

@@ -11,6 +11,7 @@ from turnout.core.ports import Clock
 from turnout.core.rng import SeedTree
 from turnout.rollout.evaluate import EvalPoint, EvalSet, evaluate
 from turnout.rollout.rewards import RewardRunner, load_reward
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.tokenizer import load_tokenizer
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
@@ -41,6 +42,6 @@ async def score(
         with suppress(EngineError):  # a foreign engine has no attestation to give; its replies name a version
             client.version = (await client.attest(ATTEST_DEADLINE_S)).label
         rewards = RewardRunner(load_reward(config.reward), clock, config.reward_timeout_s)
-        generator = Generator(lambda: [client], rewards, tokenizer, clock)
+        generator = Generator(Sampler(Routes(lambda: [client]), tokenizer, clock), rewards)
         sets: list[EvalSet] = [*plan.sets, *plan.before_only]
         return [await evaluate(generator, rewards, data, SeedTree(*EVAL_SEEDS)) for data in sets]

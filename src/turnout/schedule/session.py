@@ -30,6 +30,7 @@ from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import open_database
 from turnout.rollout.rewards import RewardRunner, load_reward
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_state import CheckpointState
@@ -149,7 +150,12 @@ class Session:
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
-            generator = Generator(updater.fleet.routable, rewards, inputs.tokenizer, self._clock)
+            generator = Generator(
+                Sampler(
+                    Routes(updater.fleet.routable, updater.fleet.standing), inputs.tokenizer, self._clock
+                ),
+                rewards,
+            )
             evals = EvalRuns(inputs.evals, generator, rewards, events, self._phases)
             self.outcome.evals = evals
 

@@ -29,11 +29,10 @@ from turnout.core.ports import Clock
 from turnout.protocol.sglang import (
     GenerateReply,
     GenerateRequest,
-    PartialReply,
     load_total,
-    parse_event,
     parse_reply,
 )
+from turnout.protocol.stream import PartialReply, Stream
 from turnout.serving.address import KEPT_ALIVE_S, Address
 from turnout.serving.events import EventReader
 from turnout.weights.routing import Held
@@ -86,7 +85,7 @@ class EngineClient:
     async def generate_stream(
         self, request: GenerateRequest, deadline_s: float
     ) -> AsyncGenerator[PartialReply | GenerateReply, None]:
-        """One streamed /generate: what exists so far, as it grows; the last item is the whole reply. Raises as
+        """One streamed /generate: what is new, as it comes; the last item is the whole reply. Raises as
         `generate` does, at any item; what was yielded before stays true. Closing it early (contextlib.aclosing)
         closes the connection, upon which the engine aborts the request."""
         if not request.rid:
@@ -97,6 +96,7 @@ class EngineClient:
             return deadline_s - (self._clock.now() - began)
 
         data = json.dumps({**request.to_json(), "stream": True}).encode()
+        told = Stream(request.params.max_new_tokens, self.version)
         with self._faults("/generate", "rollout"):
             answer = await self._clock.within(deadline_s, what, self._send("/generate", data))
             try:
@@ -106,14 +106,14 @@ class EngineClient:
                 reader = EventReader(answer.content)
                 while True:
                     event = await self._clock.within(left(), what, reader.next())
-                    reply = self._event(event, request.params.max_new_tokens)
-                    yield reply
-                    if isinstance(reply, GenerateReply):
-                        return
+                    for item in self._event(event, told):
+                        yield item
+                        if isinstance(item, GenerateReply):
+                            return
             finally:
                 answer.close()
 
-    def _event(self, event: str | None, asked: int) -> PartialReply | GenerateReply:
+    def _event(self, event: str | None, told: Stream) -> list[PartialReply | GenerateReply]:
         if event is None:
             raise self.fault(EngineDead, "rollout", "a stream of /generate ended before its last event")
         try:
@@ -122,7 +122,7 @@ class EngineClient:
                 refused = isinstance(row["error"], dict) and row["error"].get("code") == 400
                 kind = EngineRefused if refused else EngineError
                 raise self.fault(kind, "rollout", f"/generate answered in its stream: {_message(event)}")
-            return parse_event(row, asked)
+            return told.take(row)
         except MISREAD as fault:
             raise self.fault(EngineError, "rollout", f"event not understood: {fault}") from fault
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from turnout.core.errors import WeightError
 from turnout.core.events import EngineFenced
 from turnout.core.ports import EventSink
-from turnout.core.version import VersionConstraint
+from turnout.core.version import VersionConstraint, label_counter
 from turnout.serving.client import EngineClient
-from turnout.weights.routing import Held, routable
+from turnout.weights.routing import Held, Standing, routable
 
 log = logging.getLogger(__name__)
 TRIES_MAX = 3
@@ -38,6 +38,7 @@ class Fleet:
         self._failures = Counter[str]()
         self._apart: set[str] = set()
         self._tentative: set[str] = set()
+        self._committed: set[str] = set()  # labels
 
     @property
     def fenced(self) -> set[str]:
@@ -81,9 +82,17 @@ class Fleet:
 
     def hold(self, engine_id: str, held: Held) -> None:
         """The engine attested a version that is committed."""
+        self._committed.add(held.version.label)
         self.engines[engine_id].holds = held
         self._tentative.discard(engine_id)
         self._failures.pop(engine_id, None)
+
+    def standing(self, label: str) -> Standing:
+        """What became of the version of this label. A text that is no label of ours names nothing that could be
+        known; the lag gate refuses its tokens."""
+        if label in self._committed or label_counter(label) is None:
+            return Standing.COMMITTED
+        return Standing.TENTATIVE if self._tentative else Standing.VOID
 
     def routable(self, minimum: VersionConstraint | None = None) -> list[EngineClient]:
         """The engines that a request may go to, in a fixed order; raises WeightError where there is none."""

@@ -8,8 +8,18 @@ is never routable.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from turnout.core.version import VersionConstraint, WeightVersion
+
+
+class Standing(StrEnum):
+    """What became of a version: TENTATIVE while its update is under way, VOID where it never will be committed.
+    Tokens of the one are held back until the update ends, those of the other are never used."""
+
+    COMMITTED = "committed"
+    TENTATIVE = "tentative"
+    VOID = "void"
 
 
 @dataclass(frozen=True)

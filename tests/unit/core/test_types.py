@@ -63,6 +63,7 @@ def test_what_is_cut_and_joined_is_the_list_of_its_tokens(
     assert of(rows).joined(of(more)) == of(rows + more)
     whole = replace(of(rows), finish=Finish.STOP, text="text", reward=1.0)
     assert whole.cut(cut) == of(rows[:cut])
+    assert whole.cut(cut).joined(whole.after(cut)) == whole
     assert of(more).joined(whole) == replace(of(more + rows), finish=Finish.STOP, text="text", reward=1.0)
 
 

@@ -16,6 +16,7 @@ from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import Database, open_database
 from turnout.rollout.pool import CollectLimits, PoolPlan, Ports, RolloutPool, Taken
 from turnout.rollout.rewards import RewardRunner
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator, SamplingPlan
 
@@ -94,7 +95,7 @@ class Bench:
 
         self.rewards = RewardRunner(score, RealClock())
         clients = [engine.client(self.clock) for engine in engines]
-        self.generator = Generator(lambda: clients, self.rewards, Numbers(), self.clock)
+        self.generator = Generator(Sampler(Routes(lambda: clients), Numbers(), self.clock), self.rewards)
         self.ports = Ports(self.source, self.book, self.generator, SEEDS, self.clock)
 
     async def collect(

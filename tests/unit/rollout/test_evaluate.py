@@ -47,7 +47,7 @@ def test_a_point() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [Answer(500, b"boom"), Answer(400, {}), Answer(200, {}), reply(1, finish=Finish.ABORT)]
+    "bad", [Answer(500, b"boom"), Answer(400, {}), Answer(200, {}), reply(0, finish=Finish.ABORT)]
 )
 def test_met_05_a_failed_sample_is_counted_and_not_zeroed(bad: Any) -> None:
     got, bench = point(lambda who, usual: bad if who == (1, 2) else usual)

@@ -12,6 +12,7 @@ from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine, reply
 from tests.unit.rollout.parts import SEEDS, TOKENS, Bench, Numbers, plan, prompts
 from turnout.core.errors import EngineDead
 from turnout.core.types import Finish, RolloutGroup, Trajectory
+from turnout.rollout.sampler import TRIES_MAX, Routes, Sampler
 from turnout.rollout.worker import Generator, GroupFailed
 
 GROUP = RolloutGroup("g00000005.0", 5, 0, prompts(6)[5])
@@ -62,7 +63,7 @@ def test_a_group_of_scored_members() -> None:
         assert one.loss_mask == (1,) * TOKENS
         assert (one.finish, one.engines.runs) == (Finish.LENGTH, ((TOKENS, "e0"),))
         assert one.text == " ".join(map(str, one.response_ids)), "decoded here, from the ids that train"
-    assert bench.generator.tokens_made == 4 * TOKENS
+    assert bench.generator.sampler.tokens_made == 4 * TOKENS
     assert [label for label, _ in bench.scored] == [5] * 4
 
 
@@ -94,18 +95,25 @@ def test_rol_16_too_few_survivors_are_no_smaller_group() -> None:
     assert isinstance(made, GroupFailed)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, TOKENS])
-def test_rol_04_rol_23_an_aborted_sample_is_never_scored(tokens: int) -> None:
-    made, bench, _ = answered({1: abort(tokens)}, min_group=2)
+def test_rol_04_rol_23_a_sample_that_is_always_aborted_is_never_scored() -> None:
+    made, bench, engine = answered({1: abort(0)}, min_group=2)
     assert [one.seed for one in made.trajectories] == [seed_of(0), seed_of(2), seed_of(3)]
-    assert len(bench.scored) == 3
-    made, _, _ = answered({1: abort(tokens)})
+    assert len(bench.scored) == 3 and len(engine.calls) == 3 + TRIES_MAX
+    made, _, _ = answered({1: abort(0)})
     assert str(made) == "aborted by the engine"
 
 
-def test_rtr_19_a_false_length_is_an_abort_here_too() -> None:
-    made, bench, _ = answered({1: reply(TOKENS - 1)}, min_group=2)
-    assert len(made.trajectories) == len(bench.scored) == 3
+@pytest.mark.parametrize("early", [abort(1), reply(1)])
+def test_rtr_19_an_abort_or_a_false_length_is_no_end(early: Any) -> None:
+    """It says length after one of three tokens: the rest is asked for."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> None:
+        engine.script("/generate", Answer(body=early))
+        made = await bench.generator.sample(GROUP.prompt, plan(1), 7, 0)
+        assert (len(made.response_ids), made.finish) == (TOKENS, Finish.LENGTH)
+        assert [body["sampling_params"]["max_new_tokens"] for body in engine.sent("/generate")] == [3, 2]
+
+    on(use)
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "1.0", {"score": 1.0}])
@@ -249,7 +257,8 @@ def test_another_engine_makes_the_sample_of_one_that_is_fenced() -> None:
             asked = iter(
                 [clients, clients]
             )  # whoever watches the engines fences the first one after a moment
-            generator = Generator(lambda: next(asked, clients[1:]), bench.rewards, Numbers(), bench.clock)
+            routes = Routes(lambda: next(asked, clients[1:]))
+            generator = Generator(Sampler(routes, Numbers(), bench.clock), bench.rewards)
             gone.script("/generate", RESET)
             made = await generator.sample(prompts(1)[0], plan(), 5, 0)
             assert made.engines.labels == ("e1",) and made.seed == 5

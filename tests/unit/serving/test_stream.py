@@ -11,9 +11,13 @@ import pytest
 from tests.scripted_engine import CUT, HANG, RESET, Answer, ScriptedEngine, reply
 from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused, VersionUnmet
 from turnout.core.types import Finish
-from turnout.protocol.sglang import GenerateReply, GenerateRequest, PartialReply, SamplingParams
+from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
+from turnout.protocol.stream import PartialReply, Stream
 
 REQUEST = GenerateRequest("r" * 32, (1, 2, 3), SamplingParams(max_new_tokens=4, sampling_seed=5))
+
+
+LABEL = "v000000-0000000000000000"
 
 
 def partial(count: int) -> dict[str, Any]:
@@ -46,19 +50,73 @@ def streamed(answer: Answer, deadline_s: float = 10.0) -> list[Any]:
     return asyncio.run(main())
 
 
-def test_a_stream_grows_and_ends_with_the_whole_reply() -> None:
-    got = streamed(Answer(body=body(partial(1), partial(3), reply(4))))
+def own(first: int, row: dict[str, Any]) -> dict[str, Any]:
+    """An event with only its own tokens, from `first` on."""
+    pairs = row["meta_info"]["output_token_logprobs"][first:]
+    meta = row["meta_info"] | {"output_token_logprobs": pairs}
+    return row | {"output_ids": row["output_ids"][first:], "meta_info": meta}
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_a_stream_tells_each_token_once_and_ends_with_the_whole_reply(cumulative: bool) -> None:
+    rows = [partial(1), partial(3), reply(4)]
+    got = streamed(Answer(body=body(*rows if cumulative else map(own, (0, 1, 3), rows))))
     assert [(type(item), len(item.output_ids), len(item.logprobs)) for item in got] == [
-        (PartialReply, 1, 1), (PartialReply, 3, 3), (GenerateReply, 4, 4)
+        (PartialReply, 1, 1), (PartialReply, 2, 2), (PartialReply, 1, 1), (GenerateReply, 4, 4)
     ]  # fmt: skip
-    assert got[1].spans == ((3, "v000000-0000000000000000"),) and got[2].finish is Finish.LENGTH
+    assert [token for item in got[:3] for token in item.output_ids] == reply(4)["output_ids"]
+    assert got[1].spans == ((2, LABEL),) and got[3].spans == ((4, LABEL),)
+    assert got[3].finish is Finish.LENGTH and got[3].output_ids == tuple(reply(4)["output_ids"])
 
 
 def test_a_long_event_is_read_whole() -> None:
-    long = partial(3)
+    long = reply(4)
     long["text"] = "x" * 1_000_000
-    got = streamed(Answer(body=body(long, reply(4))))
-    assert len(got[0].text) == 1_000_000 and len(got) == 2
+    got = streamed(Answer(body=body(partial(3), long)))
+    assert len(got[-1].text) == 1_000_000 and len(got) == 3
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_rol_14_a_token_without_a_log_prob_ends_what_is_told(cumulative: bool) -> None:
+    rows = [partial(2), partial(3), reply(4)]
+    pairs = rows[1]["meta_info"]["output_token_logprobs"]
+    pairs[2] = [float("nan"), pairs[2][1], None]
+    if cumulative:
+        rows[2]["meta_info"]["output_token_logprobs"][2] = pairs[2]
+    else:
+        rows = list(map(own, (0, 2, 3), rows))
+    *_, whole = got = streamed(Answer(body=body(*rows)))
+    assert [len(item.output_ids) for item in got] == [2, 2]
+    assert whole.finish is Finish.ABORT and "log-prob" in whole.message
+
+
+def old_label(row: dict[str, Any], label: str) -> dict[str, Any]:
+    """Of an engine that names one version for a whole reply."""
+    del row["meta_info"]["weight_versions"]
+    row["meta_info"]["weight_version"] = label
+    return row
+
+
+def test_asy_13_without_spans_tokens_over_a_change_of_the_label_are_the_older_versions() -> None:
+    a, b = "v000001-0123456789abcdef", "v000002-0123456789abcdef"
+    rows = [
+        old_label(partial(1), a),
+        old_label(partial(2), b),
+        old_label(partial(3), b),
+        old_label(reply(4), b),
+    ]
+    got = streamed(Answer(body=body(*rows)))
+    assert [item.spans for item in got] == [((1, a),), ((1, a),), ((1, b),), ((1, b),), ((2, a), (2, b))]
+    stream = Stream(4, a)  # what the engine served when the request was sent
+    assert [item.spans for item in stream.take(old_label(reply(4), b))] == [((4, a),)] * 2
+
+
+def test_marks_of_kv_of_older_weights_are_told_by_token() -> None:
+    second, last = partial(3), reply(4)
+    for row in (second, last):
+        row["meta_info"]["kv_mixed"] = [[1, 2], [3, 4]]
+    got = streamed(Answer(body=body(partial(1), second, last)))
+    assert [item.kv_mixed for item in got] == [(0,), (1, 0), (1,), ((1, 2), (3, 4))]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +141,13 @@ def test_bad_ends(answer: Answer, kind: type[EngineError], kept: int, words: str
     assert type(fault) is kind and len(items) >= kept and words in str(fault)
 
 
-def test_differences_instead_of_all_tokens_are_not_mistaken_for_them() -> None:
-    second = partial(1)
-    second["meta_info"]["completion_tokens"] = 2
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [(own(2, partial(3)), "begins at token 2, 1 were told"), (partial(0), "has 0 tokens, 1 were told")],
+)
+def test_lost_tokens_are_noticed(second: Any, words: str) -> None:
     *items, fault = streamed(Answer(body=body(partial(1), second)))
-    assert len(items) == 1 and "1 of 2 tokens: not cumulative" in str(fault)
+    assert len(items) == 1 and words in str(fault)
 
 
 def test_a_silent_engine_meets_the_deadline() -> None:

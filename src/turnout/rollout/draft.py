@@ -1,0 +1,160 @@
+"""What exists of one sample while it is made.
+
+Promises: tokens, log-probs, mask, versions, engines and KV marks grow and shrink together; tokens of a version that
+is not committed yet are held back, and taken back where it never will be: neither journal nor trajectory ever has
+one. The journal gets every token once, in order, at the latest with the `pace.tokens`-th new one or with the first
+that comes `pace.seconds` after the last report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnout.core.ports import Clock
+from turnout.core.types import Finish, Trajectory
+from turnout.core.version import Runs, VersionSpans
+from turnout.protocol.stream import PartialReply
+from turnout.weights.routing import Standing
+
+Journal = Callable[[Trajectory], None]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long new tokens may go unreported: so many of them, or so many seconds."""
+
+    tokens: int = 32
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What drafts need of the world: `journal` takes the tokens that are new, as a partial trajectory; `standing`
+    says what became of a version, by its label."""
+
+    journal: Journal
+    standing: Callable[[str], Standing]
+    clock: Clock
+    pace: Pace
+
+
+class Draft:
+    """See the module. `mask_kv_mixed`: tokens that were made on KV of older weights do not train."""
+
+    def __init__(self, begun: Trajectory, desk: Desk, mask_kv_mixed: bool = False) -> None:
+        self._desk, self._mask_kv_mixed, self.seed = desk, mask_kv_mixed, begun.seed
+        self.ids = list(begun.response_ids)
+        self._logprobs = list(begun.logprobs)
+        self._mask = list(begun.loss_mask)
+        self._mixed = list(begun.kv_mixed)
+        self._spans = list(begun.spans.runs)
+        self._engines = list(begun.engines.runs)
+        self._sure = self._told = len(self.ids)  # tokens of committed versions; tokens that the journal has
+        self._open: list[tuple[int, str]] = []  # the versions of the others
+        self._reported = desk.clock.now()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def mask_old(self, serving: str) -> None:
+        """What other versions than this one made so far does not train (--mask-offpolicy-in-partial-rollout)."""
+        at = 0
+        for tokens, label in self._spans:
+            if label != serving:
+                self._mask[at : at + tokens] = [0] * tokens
+            at += tokens
+
+    def extend(self, new: PartialReply, engine_id: str) -> None:
+        """Takes tokens over."""
+        self.ids += new.output_ids
+        self._logprobs += new.logprobs
+        self._mixed += new.kv_mixed
+        self._mask += [int(not (mixed and self._mask_kv_mixed)) for mixed in new.kv_mixed]
+        for tokens, label in new.spans:
+            _lengthen(self._spans, tokens, label)
+            self._open.append((tokens, label))
+        _lengthen(self._engines, len(new.output_ids), engine_id)
+        self.settle()
+
+    def settle(self) -> Standing:
+        """COMMITTED: every token is of a committed version; TENTATIVE: of some it is not known yet; VOID: some were
+        of a version that never will be committed, and are gone, with all after them."""
+        while self._open:
+            tokens, label = self._open[0]
+            standing = self._desk.standing(label)
+            if standing is Standing.VOID:
+                self.drop_unsure()
+            if standing is not Standing.COMMITTED:
+                return standing
+            self._sure += tokens
+            del self._open[0]
+        return Standing.COMMITTED
+
+    def drop_unsure(self) -> None:
+        """Forgets the tokens of versions that are not committed."""
+        self._cut(self._sure)
+
+    def end_at(self, count: int) -> None:
+        """Forgets all tokens after the first `count`, of those that were not reported: they came after the end."""
+        open_runs, sure = self._open, self._sure
+        self._cut(count)
+        self._sure = min(sure, count)
+        self._open = list(_between(open_runs, 0, count - self._sure))
+
+    def report_due(self) -> None:
+        """Reports at the pace that is asked for."""
+        late = self._desk.clock.now() - self._reported >= self._desk.pace.seconds
+        if late or self._sure - self._told >= self._desk.pace.tokens:
+            self.report()
+
+    def report(self) -> None:
+        """Gives the journal what it lacks."""
+        self._reported = self._desk.clock.now()
+        if self._sure > self._told:
+            new = self._part(self._told, self._sure)
+            self._told = self._sure
+            self._desk.journal(new)
+
+    def trajectory(self, finish: Finish, text: str) -> Trajectory:
+        """All of it, ended so; with ABORT the tokens so far."""
+        return self._part(0, len(self.ids), finish, text)
+
+    def _part(self, first: int, last: int, finish: Finish = Finish.ABORT, text: str = "") -> Trajectory:
+        return Trajectory(
+            tuple(self.ids[first:last]),
+            tuple(self._logprobs[first:last]),
+            tuple(self._mask[first:last]),
+            VersionSpans(_between(self._spans, first, last)),
+            finish,
+            text,
+            Runs(_between(self._engines, first, last)),
+            self.seed,
+            kv_mixed=tuple(self._mixed[first:last]),
+        )
+
+    def _cut(self, count: int) -> None:
+        for kept in (self.ids, self._logprobs, self._mask, self._mixed):
+            del kept[count:]
+        self._spans = list(_between(self._spans, 0, count))
+        self._engines = list(_between(self._engines, 0, count))
+        self._open = []
+
+
+def _lengthen(runs: list[tuple[int, str]], tokens: int, label: str) -> None:
+    if runs and runs[-1][1] == label:
+        runs[-1] = (runs[-1][0] + tokens, label)
+    elif tokens:
+        runs.append((tokens, label))
+
+
+def _between(runs: list[tuple[int, str]], first: int, last: int) -> tuple[tuple[int, str], ...]:
+    """The runs of the tokens `first` to `last` (exclusive)."""
+    found: list[tuple[int, str]] = []
+    at = 0
+    for tokens, label in runs:
+        inside = min(at + tokens, last) - max(at, first)
+        if inside > 0:
+            found.append((inside, label))
+        at += tokens
+    return tuple(found)

@@ -1,0 +1,245 @@
+"""One sample, whatever happens to the engines that make it.
+
+Streams it, journals it, and sends prompt and tokens so far to any engine that may be asked when a request ends
+early: by an abort that nobody here asked for, by the death of its engine, by weights that never became current.
+Promises: tokens that were received are never made again; the seed stays, and an engine's noise is a function of
+seed and position, so what follows is what would have followed; the budget is that of the sample, bounded by the
+context, and where none is left the sample ends by LENGTH without a request; an abort is never read as an end. A
+sample ends at its deadline, and after TRIES_MAX requests in a row that brought no token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from turnout.core.errors import EngineBusy, EngineDead, VersionUnmet, WeightError
+from turnout.core.ports import Clock
+from turnout.core.rng import IdSource, random_id
+from turnout.core.types import Finish, Prompt, Trajectory
+from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
+from turnout.rollout.draft import Desk, Draft, Journal, Pace
+from turnout.rollout.stops import Decoder, stopped_at
+from turnout.serving.client import EngineClient
+from turnout.weights.routing import Standing
+
+BUSY_PAUSE_S = 0.2
+GONE_S = 2.0
+TRIES_MAX = 3
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How a prompt is sampled. `deadline_s` bounds one sample from sending to answer; `min_group` is the
+    smallest group that may train when members fail (the size itself: all or nothing). `context`: longest prompt and
+    response together (None: the engine's own limit). `mask_offpolicy`: what another version made before a resume
+    does not train; `mask_kv_mixed`: nor what was made on KV of older weights."""
+
+    samples: int
+    params: SamplingParams
+    deadline_s: float
+    min_group: int
+    context: int | None = None
+    mask_offpolicy: bool = False
+    mask_kv_mixed: bool = False
+
+    def left(self, prompt: int, made: int) -> int:
+        """How many tokens a response may still get."""
+        left = self.params.max_new_tokens - made
+        return left if self.context is None else min(left, self.context - prompt - made)
+
+
+def _committed(_label: str) -> Standing:
+    return Standing.COMMITTED
+
+
+@dataclass(frozen=True)
+class Routes:
+    """`routable`: the engines that may be asked now, in a fixed order; raises WeightError where there is none.
+    `standing`: what became of the version of a label."""
+
+    routable: Callable[[], Sequence[EngineClient]]
+    standing: Callable[[str], Standing] = _committed
+
+
+class Cut:
+    """Ends samples at a token boundary: called once, it ends all that run under it, and all that come later."""
+
+    def __init__(self) -> None:
+        self.made = False
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def __call__(self) -> None:
+        if not self.made:
+            self.made = True
+            for task in self._tasks:
+                task.cancel()
+
+    @contextlib.contextmanager
+    def ends(self) -> Iterator[None]:
+        """Leaves the block where it is when the cut is made; a task that is cancelled besides stays cancelled."""
+        task = asyncio.current_task()
+        assert task is not None, "samples are made in tasks"
+        before, cut_before = task.cancelling(), self.made
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.made or cut_before or task.uncancel() > before:
+                raise
+        finally:
+            self._tasks.discard(task)
+
+
+def _nobody(_new: Trajectory) -> None:
+    """No journal is kept."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One sample: what exists of it (its seed is there), which engine is asked first (`turn`), who keeps its
+    tokens, what cuts it."""
+
+    prompt: Prompt
+    plan: SamplingPlan
+    begun: Trajectory
+    turn: int
+    journal: Journal = _nobody
+    cut: Cut = field(default_factory=Cut)
+
+
+class Sampler:
+    """See the module. `tokens_made` and `resumes` (requests that began with tokens) only grow."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        decoder: Decoder,
+        clock: Clock,
+        ids: IdSource = random_id,
+        pace: Pace | None = None,
+    ) -> None:
+        self._routes, self.decoder, self._clock, self._ids = routes, decoder, clock, ids
+        self._pace = Pace() if pace is None else pace
+        self.tokens_made = 0
+        self.resumes = 0
+
+    async def sample(self, ask: Ask) -> Trajectory:
+        """The unscored trajectory: ended, or partial where it was cut or its engines gave it up. Raises
+        EngineError; EngineDead where an engine is gone and nobody fences it."""
+        desk = Desk(ask.journal, self._routes.standing, self._clock, self._pace)
+        draft = Draft(ask.begun, desk, ask.plan.mask_kv_mixed)
+        finish = Finish.ABORT
+        if not ask.cut.made:
+            with ask.cut.ends():
+                finish = await self._made(ask, draft)
+        if finish is Finish.ABORT:
+            draft.drop_unsure()
+            return draft.trajectory(finish, "")
+        return draft.trajectory(finish, self.decoder.decode(draft.ids, skip_special_tokens=True))
+
+    async def _made(self, ask: Ask, draft: Draft) -> Finish:
+        """Asks engines until the sample has ended; ABORT after too many requests that brought nothing."""
+        end = self._clock.now() + ask.plan.deadline_s
+        if ask.plan.mask_offpolicy and draft.ids:
+            draft.mask_old((await self._engine(ask.turn, end)).version)
+        turn, barren = ask.turn, 0
+        while True:
+            stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft))
+            if stop is not None:
+                return Finish.STOP
+            if ask.plan.left(len(ask.prompt.token_ids), len(draft)) <= 0:
+                return Finish.LENGTH
+            before, dead = len(draft), None
+            engine = await self._engine(turn, end)
+            turn += 1
+            try:
+                finish = await self._asked(engine, ask, draft, end)
+            except EngineDead as fault:
+                finish, dead = Finish.ABORT, fault
+                await self._fenced(engine, end)
+            except VersionUnmet:
+                if self._clock.now() + BUSY_PAUSE_S >= end:
+                    raise
+                await self._clock.sleep(BUSY_PAUSE_S)
+                continue
+            finally:
+                draft.report()
+                self.resumes += bool(before)
+                self.tokens_made += max(0, len(draft) - before)
+            if finish is not Finish.ABORT:
+                return finish
+            barren = 0 if len(draft) > before else barren + 1
+            if barren == TRIES_MAX:
+                if dead is not None:
+                    raise dead
+                return finish
+
+    async def _engine(self, turn: int, end: float) -> EngineClient:
+        """The engine whose turn it is, waited for while an update leaves none to be asked."""
+        while True:
+            try:
+                engines = self._routes.routable()
+                return engines[turn % len(engines)]
+            except WeightError as fault:
+                if self._clock.now() + BUSY_PAUSE_S >= end:
+                    raise EngineBusy("none", "rollout", "none", str(fault)) from fault
+            await self._clock.sleep(BUSY_PAUSE_S)
+
+    async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, end: float) -> Finish:
+        """One request for what is missing; tried again while the engine is busy."""
+        plan, made = ask.plan, len(draft)
+        params = replace(
+            plan.params,
+            max_new_tokens=plan.left(len(ask.prompt.token_ids), made),
+            min_new_tokens=max(0, plan.params.min_new_tokens - made),
+            sampling_seed=draft.seed,
+            stream_interval=self._pace.tokens,
+        )
+        ids = (*ask.prompt.token_ids, *draft.ids)
+        request = GenerateRequest(self._ids(), ids, params, extra_key=engine.version)
+        while True:
+            try:
+                return await self._streamed(engine, request, draft, end)
+            except EngineBusy:
+                if self._clock.now() + BUSY_PAUSE_S >= end:
+                    raise
+                await self._clock.sleep(BUSY_PAUSE_S)
+
+    async def _streamed(
+        self, engine: EngineClient, request: GenerateRequest, draft: Draft, end: float
+    ) -> Finish:
+        """Takes over what one request makes; how the response ended, ABORT where it did not."""
+        seam, stops = len(draft), request.params.stop
+        stream = engine.generate_stream(request, max(0.001, end - self._clock.now()))
+        async with contextlib.aclosing(stream):
+            async for item in stream:
+                if isinstance(item, GenerateReply):
+                    return await self._ended(item.finish, draft, end)
+                since = len(draft)
+                draft.extend(item, engine.engine_id)
+                if len(draft) < since + len(item.output_ids):  # of a version that never will be committed
+                    return Finish.ABORT
+                stop = stopped_at(self.decoder, stops, draft.ids, seam, since)
+                if stop is not None:
+                    draft.end_at(stop)
+                    return await self._ended(Finish.STOP, draft, end)
+                draft.report_due()
+        raise AssertionError("a stream ends with a reply or an error")
+
+    async def _ended(self, finish: Finish, draft: Draft, end: float) -> Finish:
+        """The finish once every token's version is committed; ABORT where one never will be."""
+        while (standing := draft.settle()) is Standing.TENTATIVE:
+            if self._clock.now() + BUSY_PAUSE_S >= end:
+                return Finish.ABORT
+            await self._clock.sleep(BUSY_PAUSE_S)
+        return finish if standing is Standing.COMMITTED else Finish.ABORT
+
+    async def _fenced(self, engine: EngineClient, end: float) -> None:
+        """Waits a while for an engine that seems gone to be fenced: who watches it decides, not one request."""
+        end = min(end, self._clock.now() + GONE_S)
+        with contextlib.suppress(WeightError):  # none is left: it is fenced too
+            while engine in self._routes.routable() and self._clock.now() + BUSY_PAUSE_S < end:
+                await self._clock.sleep(BUSY_PAUSE_S)
