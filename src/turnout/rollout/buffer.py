@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 
 class WindowBuffer:
-    """Keys are group ids. `admit`, `complete` and `remove` take O(log n), `ready` O(count)."""
+    """Keys are group ids. `admit`, `complete`, `remove` and `ready_count` take O(log n), `ready` O(count)."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -51,20 +51,18 @@ class WindowBuffer:
             place = self._places.pop(key)
             del self._complete[bisect_left(self._complete, (place, key))]
 
-    def ready(self, count: int) -> list[str]:
-        """The oldest complete groups that may be taken now, at most `count`."""
+    @property
+    def ready_count(self) -> int:
+        """How many may be taken now."""
         oldest = next(iter(self._waiting.values()), None)
         if oldest is None:
-            return [key for _, key in self._complete[:count]]
+            return len(self._complete)
         room = self._window - 1 - len(self._overtakers)
-        found: list[str] = []
-        for place, key in self._complete[:count]:
-            if place > oldest:
-                if room == 0:
-                    break
-                room -= 1
-            found.append(key)
-        return found
+        return min(len(self._complete), bisect_left(self._complete, (oldest,)) + room)
+
+    def ready(self, count: int) -> list[str]:
+        """The oldest complete groups that may be taken now, at most `count`."""
+        return [key for _, key in self._complete[: min(count, self.ready_count)]]
 
     def take(self, count: int) -> list[str]:
         """Takes what is ready."""

@@ -89,7 +89,7 @@ class RolloutPool:
         self._again: deque[RolloutGroup] = deque()  # admitted again, not yet started
         self._buffer = WindowBuffer(plan.window)
         self._charged = 0
-        self._uncommitted: deque[tuple[int, int]] = deque()  # (step, groups that trained in it)
+        self._uncommitted: deque[tuple[int, int]] = deque()  # (step, slots that it holds)
         self._step, self._in_hand = first_step, 0
         self._failed: Counter[str] = Counter()
         self._filtered = 0
@@ -107,7 +107,7 @@ class RolloutPool:
         end = self._ports.clock.now() + self.plan.deadline_s
         self._held = False
         self._pump()
-        while len(self._buffer.ready(count)) < count and not self._no_more():
+        while self._buffer.ready_count < count and not self._no_more():
             self._check()
             self._news.clear()
             what = f"the groups of step {self._step} ({self._told()})"
@@ -121,7 +121,10 @@ class RolloutPool:
         return Taken(groups, self._failed.total(), self._filtered, short, self._is_last())
 
     def end_step(self) -> None:
-        """The groups in hand are the batch of this step; the next `take` is for the next one."""
+        """The groups in hand are the batch of this step; the next `take` is for the next one. The step keeps its
+        slots, those of groups that it lacks too, until the version made from it is committed (staleness.md)."""
+        self._charged += max(0, self.plan.per_step - self._in_hand)
+        self._uncommitted.append((self._step, max(self.plan.per_step, self._in_hand)))
         self._step += 1
         self._in_hand, self._filtered = 0, 0
         self._failed.clear()
@@ -141,10 +144,6 @@ class RolloutPool:
         self._in_hand -= 1
         self._charged -= 1
         self._pump()
-
-    def trained(self, step: int, count: int) -> None:
-        """So many groups have trained; they keep their slots until the version made from them is committed."""
-        self._uncommitted.append((step, count))
 
     def committed(self, steps_done: int) -> None:
         """A version with all train steps before `steps_done` in it is current."""

@@ -41,9 +41,9 @@ class BatchMaker:
         return StepBatch(step, got.groups, train, got.failed, got.filtered, got.short, got.last)
 
     def trained(self, batch: StepBatch, lags: dict[str, int]) -> None:
-        for group in batch.groups:
-            self._book.train(group, batch.step, lags[group.group_id])
-        self._pool.trained(batch.step, len(batch.groups))
+        with self._book.transaction():
+            for group in batch.groups:
+                self._book.train(group, batch.step, lags[group.group_id])
 
 
 class TrainerThread:

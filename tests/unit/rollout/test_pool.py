@@ -12,7 +12,7 @@ from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
 from tests.unit.rollout.parts import NO_LIMITS, Bench, plan
 from turnout.core.errors import EngineDead, TrainError
 from turnout.core.events import GroupDropped, GroupTaken
-from turnout.rollout.pool import CollectLimits, Taken
+from turnout.rollout.pool import CollectLimits, PoolPlan, RolloutPool, Taken
 
 BOOM = Answer(500, b"boom")
 
@@ -234,3 +234,19 @@ def test_invariant_1_holds_with_failures_and_filters_mixed() -> None:
     assert taken == {g.group_id for g in got.groups} | set(dropped)
     assert set(bench.book.open_groups) == {g.group_id for g in got.groups}
     assert bench.source.position == len(taken)
+
+
+def test_a_short_step_holds_the_slots_of_the_groups_that_it_lacks() -> None:
+    """Rule 4 of docs/staleness.md: else the next groups would begin on weights that lack this step."""
+
+    async def use(bench: Bench, _engine: ScriptedEngine) -> list[int]:
+        pool = RolloutPool(bench.ports, PoolPlan(4, 4, 1, None, plan(), limits(filtered=3), 20.0))
+        taken = [len((await pool.take(4)).groups)]
+        pool.end_step()
+        taken.append(bench.source.position)
+        pool.committed(1)
+        taken.append(bench.source.position)
+        await pool.close()
+        return taken
+
+    assert on(use, reward=by_prompt({0})) == [1, 6, 10]

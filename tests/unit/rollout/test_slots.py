@@ -94,6 +94,7 @@ def test_the_buffer_does_what_a_dumb_one_does(window: int, operations: list[tupl
             buffer.admit(f"g{number}")
             dumb.overtaken[f"g{number}"] = 0
         elif operation == "take":
+            assert len(buffer.ready(99)) == buffer.ready_count
             assert buffer.take(index) == dumb.take(index)
         elif operation == "remove" and key:
             buffer.remove(key)
