@@ -31,6 +31,7 @@ from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import open_database
 from turnout.rollout.rewards import RewardRunner
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator
 from turnout.schedule.control import ControlPlane, World
@@ -211,9 +212,11 @@ async def run_plane(
     clock, ledger_file = place
     config = RunConfig.model_validate({**setting.options, **options})
     nothing, trainer, phases = Nothing(), PacedTrainer(setting, clock), Phases(clock)
-    updater = Updater(NamedVersions(clock, setting.publish_s), clients, nothing, clock, UpdatePolicy())
-    rewards = RewardRunner(paced_reward(setting, clock), clock, config.reward_timeout_s)
-    generator = Generator(updater.fleet.routable, rewards, Decoder(), clock)
+    policy = UpdatePolicy(drained=config.drains)
+    updater = Updater(NamedVersions(clock, setting.publish_s), clients, nothing, clock, policy)
+    routes = Routes(updater.fleet.routable, updater.fleet.standing)
+    sampler = Sampler(routes, Decoder(), clock)
+    generator = Generator(sampler, RewardRunner(paced_reward(setting, clock), clock, config.reward_timeout_s))
     count = setting.steps * setting.groups * 2
     prompts = [Prompt(f"p{at}", prompt_ids(at, PROMPT_TOKENS), "") for at in range(count)]
     source = PromptSource(prompts, SeedTree(setting.seed), False, None)

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from turnout.core.types import Finish
 from turnout.core.version import VersionConstraint, VersionSpans
-from turnout.protocol.sglang import GenerateReply, GenerateRequest, PartialReply
+from turnout.protocol.sglang import GenerateReply, GenerateRequest
+from turnout.protocol.stream import PartialReply
 from turnout.sim.model import STALE, length_of, logprobs_of, next_tokens, number_of
 
 Row = dict[str, Any]
@@ -158,13 +159,14 @@ class VirtualEngine:
         seed = request.params.sampling_seed
         run.ids += next_tokens(before, 0 if seed is None else seed, at, root, count)
         run.spans = run.spans.extended(count, self.label)
+        if count:
+            new = tuple(run.ids[-count:])
+            run.reader.put(PartialReply(new, tuple(logprobs_of(new)), ((count, self.label),), (0,) * count))
         if at + count >= run.ends_at:
             self._end(run, Finish.STOP, "")
         elif count == budget:
             self._end(run, Finish.LENGTH, "")
         else:
-            ids = tuple(run.ids)
-            run.reader.put(PartialReply("", ids, tuple(logprobs_of(ids)), run.spans.runs))
             self._schedule(run)
             self._make_room()
         self._fill()

@@ -18,7 +18,8 @@ import aiohttp
 
 from turnout.core.errors import DeadlineExceeded, EngineDead
 from turnout.core.ports import Clock
-from turnout.protocol.sglang import GenerateReply, GenerateRequest, PartialReply
+from turnout.protocol.sglang import GenerateReply, GenerateRequest
+from turnout.protocol.stream import PartialReply
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.sim.engine import CHANGES, Row, VirtualEngine
@@ -50,12 +51,10 @@ class Stream:
             self._news.set_result(None)
 
     async def next(self) -> PartialReply | GenerateReply | str:
-        """The newest of what came since, since each tells all; a cut or the end is never passed over."""
+        """What came next: each item tells only what is new."""
         while not self._items:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
-        while len(self._items) > 1 and isinstance(self._items[0], PartialReply):
-            self._items.popleft()
         return self._items.popleft()
 
 
