@@ -67,15 +67,15 @@ class WindowBuffer:
     def take(self, count: int) -> list[str]:
         """Takes what is ready."""
         taken = self.ready(count)
-        for key in taken:
-            place = self._places.pop(key)
-            insort(self._overtakers, place)
-        del self._complete[: len(taken)]
-        self._forget()
+        self.take_these(taken)
         return taken
 
+    def complete_all(self, keys: Iterable[str]) -> bool:
+        """Whether these are complete."""
+        return all(key in self._places for key in keys)
+
     def take_these(self, keys: Iterable[str]) -> None:
-        """Takes complete groups whatever the window says: a batch that was taken before is taken again."""
+        """Takes complete groups whatever the window says: what is ready, or a batch that was taken before."""
         for key in keys:
             place = self._places.pop(key)
             del self._complete[bisect_left(self._complete, (place, key))]

@@ -19,7 +19,10 @@ from turnout.core.rng import SeedTree
 from turnout.core.types import RolloutGroup
 from turnout.rollout.book import GroupBook
 from turnout.rollout.buffer import WindowBuffer
+from turnout.rollout.group_machine import GroupState
+from turnout.rollout.returning import Returning, masked
 from turnout.rollout.source import PromptSource
+from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import Generator, GroupFailed, SamplingPlan
 
 NO_DATA = "end of the data"
@@ -96,6 +99,18 @@ class RolloutPool:
         self._held = False
         self._fault: BaseException | None = None
         self._news = asyncio.Event()
+        self._returning = Returning()
+
+    def restore(self, returning: Returning, step: int) -> None:
+        """Before anything else: takes in what a resume at this step brings back; each goes on when its version is
+        committed again."""
+        self._returning, self._step = returning, step
+        for one in returning.groups:
+            if one is None:
+                self._buffer.pass_by()
+            else:
+                self._admitted(one.group)
+                self._charged += 1
 
     @property
     def in_flight(self) -> int:
@@ -107,13 +122,14 @@ class RolloutPool:
         end = self._ports.clock.now() + self.plan.deadline_s
         self._held = False
         self._pump()
-        while self._buffer.ready_count < count and not self._no_more():
+        while (keys := self._choice(count)) is None:
             self._check()
             self._news.clear()
             what = f"the groups of step {self._step} ({self._told()})"
             await self._ports.clock.within(max(0.001, end - self._ports.clock.now()), what, self._news.wait())
         self._check()
-        groups = [self._groups.pop(key) for key in self._buffer.take(count)]
+        self._buffer.take_these(keys)
+        groups = [self._groups.pop(key) for key in keys]
         self._in_hand += len(groups)
         short = "" if len(groups) == count else self._short()
         if self.plan.surplus != "goes on" and not short and self.plan.lead_groups == 0:
@@ -145,13 +161,43 @@ class RolloutPool:
         self._charged -= 1
         self._pump()
 
-    def committed(self, steps_done: int) -> None:
-        """A version with all train steps before `steps_done` in it is current."""
+    def committed(self, steps_done: int, root: str = "") -> None:
+        """A version with all train steps before `steps_done` in it is current; `root` is its digest."""
         while self._uncommitted and self._uncommitted[0][0] < steps_done:
             self._charged -= self._uncommitted.popleft()[1]
         self._held = False
+        self.release(steps_done, root)
         self._pump()
         self.changed()
+
+    def release(self, steps_done: int, root: str) -> None:
+        """Groups of a resume that waited for this version go on with what is asked for next. Those with tokens of
+        weights that came out otherwise end, or begin anew, or lose these tokens, by the policy."""
+        for one in self._returning.committed(steps_done, root):
+            key, policy = one.group.group_id, self._returning.policy
+            if not one.foreign or policy is Fate.MASK:
+                self._go_on(masked(one.group, one.foreign), one.state)
+                continue
+            reason = f"tokens of {', '.join(sorted(one.foreign))}, which a resume made otherwise"
+            self._returning.spoil(key)
+            if policy is Fate.REPLAY:
+                again = self._ports.book.requeue(key, one.group.prompt, self._step, reason)
+                self._buffer.remove(key)
+                del self._groups[key]
+                self._admitted(again)
+                self._again.append(again)
+            else:
+                self._drop(key, reason)
+
+    def _go_on(self, group: RolloutGroup, state: GroupState) -> None:
+        key = group.group_id
+        self._groups[key] = group
+        if state is GroupState.COMPLETED:
+            self._buffer.complete(key)
+        elif state is GroupState.PARTIAL:
+            self._partial[key] = group
+        else:
+            self._again.append(group)
 
     def changed(self) -> None:
         """Whoever waits here looks again."""
@@ -272,11 +318,24 @@ class RolloutPool:
         self._buffer.remove(key)
         self._charged -= 1
 
+    def _choice(self, count: int) -> list[str] | None:
+        """What to take: the batch of this step as it was recorded before a resume, or the oldest that are ready.
+        None: not yet."""
+        recorded = None if self._in_hand else self._returning.batch(self._step)
+        if recorded is not None:
+            if self._buffer.complete_all(recorded):
+                return list(recorded)
+            return [] if self._no_more() else None
+        if self._buffer.ready_count >= count or self._no_more():
+            return self._buffer.ready(count)
+        return None
+
     def _no_more(self) -> bool:
         """Whether nothing more will come for this step; raises where it should."""
         if self._running or self._fault is not None or self._held:
             return self._fault is not None
-        if self._wanted() <= 0 or self._ports.source.exhausted:
+        waits = self._returning.waits
+        if not waits and (self._wanted() <= 0 or self._ports.source.exhausted):
             return True
         # what holds the slots are groups that trained or are in hand: only a commit frees them
         if self._ports.updating():

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from turnout.core.types import RolloutGroup, Trajectory
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger_rows import VersionRow
+from turnout.rollout.staleness import Fate
 
 COMMITTED, ABANDONED = "committed", "abandoned"
 
@@ -44,23 +45,30 @@ class Released:
 
 @dataclass
 class Returning:
-    """Those that wait. `groups` in the order in which they were admitted; `versions` as the ledger holds them, by
-    label; `batches` the recorded ones by step."""
+    """Those that wait. `groups` in the order in which they were admitted, with None for each one between them that
+    was trained before the checkpoint; `versions` as the ledger holds them, by label; `batches` the recorded ones by
+    step; `policy` says what becomes of tokens whose weights were not made again."""
 
-    groups: list[Returned] = field(default_factory=list[Returned])
+    groups: list[Returned | None] = field(default_factory=list[Returned | None])
     versions: Mapping[str, VersionRow] = field(default_factory=dict[str, VersionRow])
     batches: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    _made: dict[int, str] = field(default_factory=dict[int, str])
+    policy: Fate = Fate.REPLAY
+
+    def __post_init__(self) -> None:
+        self._waiting = [one for one in self.groups if one is not None]
+        self._abandoned = {label for label, row in self.versions.items() if row.state == ABANDONED}
+        self._made = {(row.step, row.root) for row in self.versions.values() if row.state == COMMITTED}
 
     @property
     def waits(self) -> bool:
-        return bool(self.groups)
+        """Whether a version is still to be made for some."""
+        return bool(self._waiting)
 
     def committed(self, steps_done: int, root: str) -> list[Released]:
         """The groups that go on now that this version is current."""
-        self._made[steps_done] = root
-        free = [one for one in self.groups if self._needs(one) <= steps_done]
-        self.groups = [one for one in self.groups if self._needs(one) > steps_done]
+        self._made.add((steps_done, root))
+        free = [one for one in self._waiting if self._needs(one) <= steps_done]
+        self._waiting = [one for one in self._waiting if self._needs(one) > steps_done]
         return [Released(one.group, one.state, self._foreign(one.group)) for one in free]
 
     def batch(self, step: int) -> tuple[str, ...] | None:
@@ -83,15 +91,9 @@ class Returning:
 
         def stands(label: str) -> bool:
             row = self.versions.get(label)
-            if row is None or row.state == ABANDONED:
-                return row is not None and self._made.get(row.step) == row.root
-            return row.state == COMMITTED
+            return row is not None and (row.step, row.root) in self._made and row.state in (COMMITTED, ABANDONED)
 
         return frozenset(label for label in labels_of(group) if not stands(label))
-
-    @property
-    def _abandoned(self) -> set[str]:
-        return {label for label, row in self.versions.items() if row.state == ABANDONED}
 
 
 def labels_of(group: RolloutGroup) -> set[str]:

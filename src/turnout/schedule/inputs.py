@@ -1,4 +1,4 @@
-"""What a run reads before it starts anything: model folder, tokenizer, prompts, held-out prompts, their identity."""
+"""What a run reads before it starts anything: tokenizer, prompts, held-out prompts, and the identity of these."""
 
 from __future__ import annotations
 
