@@ -16,7 +16,15 @@ from typing import Any
 from turnout.core.errors import DataError, Fault, InvariantBroken
 from turnout.core.types import Trajectory
 from turnout.rollout.group_machine import GroupState
-from turnout.rollout.ledger_rows import Batch, GroupRow, Move, StoredGroup, VersionRow, members_of
+from turnout.rollout.ledger_rows import (
+    Batch,
+    GroupRow,
+    Move,
+    StoredGroup,
+    VersionRow,
+    group_id_of,
+    members_of,
+)
 from turnout.rollout.ledger_schema import Database, open_database, read_database
 
 _OPEN_ROWS = """SELECT * FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued')
@@ -129,6 +137,20 @@ class LedgerReader:
         """Groups that were trained at this step or later. Reads all groups."""
         rows = self._all("SELECT * FROM groups WHERE trained >= ? ORDER BY trained, ordinal", step)
         return [GroupRow.of(row) for row in rows]
+
+    def trained_from(self, ordinal: int) -> list[GroupRow]:
+        """Trained groups of this prompt and later ones."""
+        select = "SELECT * FROM groups WHERE group_id >= ? AND state = 'trained'"
+        return [GroupRow.of(row) for row in self._all(select, group_id_of(ordinal, 0))]
+
+    def last_owner(self) -> int | None:
+        """The incarnation that took it last."""
+        row = self._one("SELECT incarnation FROM owner")
+        return None if row is None else row[0]
+
+    def last_batch(self) -> int | None:
+        """The last step with a recorded batch."""
+        return self._one("SELECT max(step) FROM batches")[0]
 
     def batch(self, step: int) -> Batch | None:
         """What a step was made of, as its last incarnation recorded it."""

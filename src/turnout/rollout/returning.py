@@ -91,7 +91,9 @@ class Returning:
 
         def stands(label: str) -> bool:
             row = self.versions.get(label)
-            return row is not None and (row.step, row.root) in self._made and row.state in (COMMITTED, ABANDONED)
+            return (
+                row is not None and (row.step, row.root) in self._made and row.state in (COMMITTED, ABANDONED)
+            )
 
         return frozenset(label for label in labels_of(group) if not stands(label))
 
