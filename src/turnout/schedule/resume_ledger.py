@@ -81,12 +81,12 @@ def returning_groups(
         first = min(unfinished)
         rows = ledger.trained_from(min(key[2] for key in unfinished))
         passed = {_order(row) for row in rows if _order(row) > first}
-    groups: list[Returned | None] = []
-    for key in sorted([*found, *passed]):
-        groups.append(_returned(found[key], prompt, step, interval) if key in found else None)
-    return Returning(
-        groups, {row.label: row for row in ledger.versions()}, _batches(ledger, found, step), policy
-    )
+    groups = [
+        _returned(found[key], prompt, step, interval) if key in found else None
+        for key in sorted([*found, *passed])
+    ]
+    versions = {row.label: row for row in ledger.versions()}
+    return Returning(groups, versions, _batches(ledger, found, step), policy)
 
 
 def _returned(one: StoredGroup, prompt: Callable[[int], Prompt], step: int, interval: int) -> Returned:
@@ -109,7 +109,7 @@ def _batches(ledger: Ledger, found: dict[Order, StoredGroup], step: int) -> dict
 
 
 def _order(row: GroupRow) -> Order:
-    """Groups in the order in which they were admitted: prompts that were sent back follow the new ones of a step."""
+    """Groups in the order in which they were admitted: prompts that were sent back follow a step's new ones."""
     return row.admitted, row.attempt > 0, row.ordinal, row.attempt
 
 
