@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
+from turnout.core.errors import DataError, Fault
 from turnout.core.events import (
     Event,
     GroupCompleted,
@@ -109,9 +110,13 @@ class GroupBook:
 
     def roll_back(self, step: int) -> None:
         """On resume with `step` train steps done: groups trained at that step or later, and those of batches that
-        did not train, are complete again; those in flight have what was journalled. RunStarted tells it."""
+        did not train, are complete again; those in flight have what was journalled. RunStarted tells it. Raises
+        DataError where tokens of such a group are forgotten."""
         with self.transaction():
             for row in self.ledger.trained_since(step):
+                if not self.ledger.token_count(row.group_id):
+                    reason = f"the tokens of {row.group_id}, trained at step {row.trained}, are forgotten"
+                    raise DataError(Fault("ledger", "", reason, "resume from one of the two newest checkpoints"))
                 self._move(row.group_id, GroupEvent.RESTORE, step)
             for row in self.ledger.open_rows():
                 if row.state is GroupState.TAKEN:

@@ -20,6 +20,7 @@ from turnout.core.errors import DataError, Fault
 log = logging.getLogger(__name__)
 APPLICATION_ID = 0x54726E74  # "Trnt", in the header of the file
 BUSY_S = 2.0
+LEAST_BYTES = 512
 WAL_PAGES = 16_000
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"})
 
@@ -127,6 +128,8 @@ def file_system(folder: Path) -> str:
 
 def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
     """Raises DataError for a file that is neither empty nor a ledger."""
+    if 0 < path.stat().st_size < LEAST_BYTES:  # SQLite would take it for a new file
+        raise _refused(path, "is torn: shorter than the header of an SQLite file")
     kind = int(connection.execute("PRAGMA application_id").fetchone()[0])
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     if kind == 0 and empty:
