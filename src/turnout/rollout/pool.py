@@ -20,7 +20,9 @@ from turnout.core.types import RolloutGroup
 from turnout.rollout.book import GroupBook
 from turnout.rollout.buffer import WindowBuffer
 from turnout.rollout.group_machine import GroupState
+from turnout.rollout.journal import TokenJournal
 from turnout.rollout.returning import Returning, masked
+from turnout.rollout.sampler import Cut
 from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import Generator, GroupFailed, SamplingPlan
@@ -96,7 +98,8 @@ class RolloutPool:
         self._step, self._in_hand = first_step, 0
         self._failed: Counter[str] = Counter()
         self._filtered = 0
-        self._held = False
+        self._held = self._closing = False
+        self._cutter, self._journal = Cut(), TokenJournal(ports.book.ledger, ports.clock)
         self._fault: BaseException | None = None
         self._news = asyncio.Event()
         self._returning = Returning()
@@ -222,16 +225,17 @@ class RolloutPool:
         """Stops what is in flight, keeps or drops it (`surplus`); nothing is admitted until the next commit, or
         until the next groups are asked for."""
         self._held = True
-        running = dict(self._running)
-        for task in running.values():
-            task.cancel()
-        await asyncio.gather(*running.values(), return_exceptions=True)
+        cutter, self._cutter = self._cutter, Cut()
+        cutter()  # rewards that are being computed are waited for: what has ended is no part of a group
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        self._held = True
+        """Ends what is in flight; what it has is in the ledger then."""
+        self._held = self._closing = True
         for task in self._running.values():
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._journal.close()
 
     def _pump(self) -> None:
         """Admits what may be admitted."""
@@ -258,7 +262,8 @@ class RolloutPool:
         self._buffer.admit(group.group_id)
 
     def _run(self, group: RolloutGroup) -> None:
-        work = self._ports.generator.group(group, self.plan.sampling, self._ports.seeds)
+        keeper = self._journal.keeper(group)
+        work = self._ports.generator.group(group, self.plan.sampling, self._ports.seeds, keeper, self._cutter)
         task = asyncio.ensure_future(work)
         self._running[group.group_id] = task
         task.add_done_callback(lambda done: self._ended(group, done))
@@ -287,7 +292,8 @@ class RolloutPool:
         if task.cancelled():
             self._cut_one(group)
         elif (fault := task.exception()) is None:
-            self._complete(task.result())
+            made = task.result()
+            (self._cut_one if made.partial else self._complete)(made)
         elif isinstance(fault, GroupFailed):
             self._failed[str(fault)] += 1
             self._drop(key, str(fault))
@@ -297,6 +303,7 @@ class RolloutPool:
         self.changed()
 
     def _complete(self, group: RolloutGroup) -> None:
+        self._journal.forget(group.group_id)
         self._ports.book.complete(group)
         if self.plan.limits.filter_equal and max(group.rewards) == min(group.rewards):
             self._filtered += 1
@@ -306,13 +313,16 @@ class RolloutPool:
         self._buffer.complete(group.group_id)
 
     def _cut_one(self, group: RolloutGroup) -> None:
-        if self.plan.surplus == "dropped":
+        if self.plan.surplus == "dropped" and not self._closing:
             self._drop(group.group_id, SURPLUS)
         else:
+            self._journal.write()
             self._ports.book.cut(group.group_id)
+            self._groups[group.group_id] = group
             self._partial[group.group_id] = group
 
     def _drop(self, key: str, reason: str) -> None:
+        self._journal.forget(key)
         self._ports.book.drop(key, reason)
         del self._groups[key]
         self._buffer.remove(key)
