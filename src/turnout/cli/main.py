@@ -40,6 +40,9 @@ COMMANDS: dict[str, Command] = {
         "turnout.config.help:render_help",
     ),
     "eval": Command("Runs", "score a checkpoint or a running engine", "turnout.cli.eval:command"),
+    "inspect": Command(
+        "Runs", "tell what became of a run's groups, by its ledger", "turnout.cli.inspect:command"
+    ),
     "serve": Command("Engines", "serve a model over SGLang's HTTP API", "turnout.cli.serve:command"),
     "bench": Command("Engines", "prove that an engine keeps its promises", "turnout.cli.bench:command"),
     "model": Command(

@@ -1,0 +1,169 @@
+"""`turnout inspect`: a group's whole history, reasons summed, a step's batch; read beside the writer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.rollout.ledger_parts import LABELS, as_killed, file_ledger, fresh, part, prompt, whole
+from tests.unit.rollout.parts import Log
+from turnout.cli.main import main
+from turnout.core.version import WeightVersion
+from turnout.rollout.book import GroupBook
+from turnout.rollout.ledger import Ledger
+from turnout.rollout.ledger_rows import Piece
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """Group 0 trains at step 0 in its second attempt, after it was cut and had tokens of two versions; 1 and 2 are
+    dropped, 3 is cut."""
+    ledger = file_ledger(tmp_path)
+    book = GroupBook(Log(), ledger)
+    ledger.put_meta("run_id", "the-run")
+    for counter, label in enumerate(LABELS, start=1):
+        version = WeightVersion(0, counter, label.split("-")[1] + "0" * 16)
+        assert version.label == label
+        ledger.put_version(version, counter - 1, "committed")
+    for ordinal in range(4):
+        book.admit(fresh(ordinal), 0)
+        book.start(fresh(ordinal).group_id)
+    again = book.requeue("g00000000.0", prompt(0), 0, "stale: lag 3")
+    book.start(again.group_id)
+    book.cut(again.group_id)
+    book.resume(again.group_id)
+    group = whole(0, attempt=1)
+    book.complete(group)
+    for ordinal in (1, 2):
+        book.drop(fresh(ordinal).group_id, "all rewards equal")
+    ledger.journal(
+        [Piece(fresh(3).group_id, 0, 0, part(30, 0, 2)), Piece(fresh(3).group_id, 0, 2, part(30, 2, 3))]
+    )
+    book.cut(fresh(3).group_id)
+    book.take(0, [group])
+    book.train(group, 0, 0)
+    ledger.put_checkpoint(1, LABELS[1])
+    return ledger
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main(["inspect", *map(str, words)]) == 0
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME", capsys.readouterr().out)
+
+
+def test_without_an_option_groups_by_state(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, tmp_path) == (
+        "run the-run, incarnation 0\n"
+        "5 groups of 4 prompts\n"
+        "  partial    1\n"
+        "  trained    1\n"
+        "  dropped    2\n"
+        "  requeued   1\n"
+        "last batch: step 0\n"
+        f"versions committed: 2, the last is {LABELS[1]}\n"
+        "checkpoints at steps 1\n"
+    )
+
+
+def test_a_group_tells_its_whole_history(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = told(capsys, tmp_path, "--group", "g00000000.1")
+    assert out == (
+        "group g00000000.1: attempt 1 at prompt p0, trained by step 0\n"
+        "  TIME  admit    -> waiting   incarnation 0, step 0\n"
+        "  TIME  start    -> inflight  incarnation 0\n"
+        "  TIME  cut      -> partial   incarnation 0\n"
+        "  TIME  resume   -> inflight  incarnation 0\n"
+        "  TIME  complete -> completed incarnation 0\n"
+        "  TIME  take     -> taken     incarnation 0, step 0\n"
+        "  TIME  train    -> trained   incarnation 0, step 0\n"
+        "  tokens are stored\n"
+        "  member 0: 4 tokens, ended by stop, reward 0\n"
+        f"    tokens 0-2: {LABELS[0]} (committed, of 0 train steps, lag 0)\n"
+        f"    tokens 3-3: {LABELS[1]} (committed, of 1 train steps, lag -1)\n"
+        "    made by engine-0 (0-2), engine-1 (3-3)\n"
+        "  member 1: 5 tokens, ended by stop, reward 0.142857\n"
+        f"    tokens 0-2: {LABELS[0]} (committed, of 0 train steps, lag 0)\n"
+        f"    tokens 3-4: {LABELS[1]} (committed, of 1 train steps, lag -1)\n"
+        "    made by engine-0 (0-2), engine-1 (3-4)\n"
+    )
+    both = told(capsys, tmp_path, "--group", 0)
+    assert both.endswith(out)
+    assert "  TIME  requeue  -> requeued  incarnation 0: stale: lag 3\n" in both.removesuffix(out)
+    assert told(capsys, tmp_path, "--group", "g00000000") == both
+
+
+def test_a_forgotten_group_keeps_what_made_it(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = told(capsys, tmp_path, "--group", "g00000000.1")
+    ledger.forget(["g00000000.1"])
+    assert told(capsys, tmp_path, "--group", "g00000000.1") == stored.replace("are stored", "are forgotten")
+
+
+def test_pieces_of_a_cut_member_are_told_as_one(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = told(capsys, tmp_path, "--group", 3)
+    assert "  member 0: 5 tokens, not ended, unscored\n" in out
+    assert f"    tokens 0-2: {LABELS[0]} (committed, of 0 train steps)\n" in out
+    assert "    made by engine-0 (0-2), engine-1 (3-4)\n" in out
+
+
+def test_reasons_are_summed(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, tmp_path, "--why-dropped") == (
+        "2 groups dropped\n         2  all rewards equal\n1 groups requeued\n         1  stale: lag 3\n"
+    )
+
+
+def test_a_step_tells_its_batch_and_its_last_group(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = re.sub(r"\d+\.\d{3} s", "N s", told(capsys, tmp_path, "--step", 0))
+    assert out == (
+        "step 0, incarnation 0: 1 groups\n"
+        "  g00000000.1: 9 tokens, rewards 0, 0.142857, complete after N s, trained by step 0\n"
+        "  the last to be complete was g00000000.1 at TIME; it was admitted at TIME\n"
+        f"made {LABELS[1]}: committed, incarnation 0, root {LABELS[1].split('-')[1]}{'0' * 16}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--group", "g9"], "the ledger has no such group"),
+        (["--group", "nonsense"], "the ledger has no such group"),
+        (["--step", "7"], "the last batch is that of step 0"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    assert main(["inspect", str(tmp_path), *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_folder_without_a_ledger_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "there is no such file -> name the directory of a run" in capsys.readouterr().err
+
+
+def test_a_ledger_whose_writer_was_killed_is_read_without_torch(ledger: Ledger, tmp_path: Path) -> None:
+    killed = as_killed(tmp_path, tmp_path / "killed")
+    code = (
+        "import sys; from turnout.cli.main import main; "
+        f"assert main(['inspect', {str(killed / 'ledger.sqlite')!r}, '--why-dropped']) == 0; "
+        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "all rewards equal" in done.stdout
