@@ -1,7 +1,8 @@
 """A user's function by its import path.
 
 `module:function`, `module.function` or `path/to/file.py:function`. Modules are looked for as Python does, and in
-the working directory. Promises: whatever a module raises while it loads is told as a ConfigError that names the option.
+the working directory. Promises: whatever a module raises while it loads is told as a ConfigError that names the
+option.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class GroupBook:
         with self.transaction():
             self._move(group.group_id, GroupEvent.COMPLETE)
             blobs = self.ledger.store(group)
-            self._tell(_completed(group, _digest(blobs)))
+            self._tell(completed(group, _digest(blobs)))
 
     def take(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         """The groups are the batch of this step, in this order."""
@@ -116,7 +116,9 @@ class GroupBook:
             for row in self.ledger.trained_since(step):
                 if not self.ledger.token_count(row.group_id):
                     reason = f"the tokens of {row.group_id}, trained at step {row.trained}, are forgotten"
-                    raise DataError(Fault("ledger", "", reason, "resume from one of the two newest checkpoints"))
+                    raise DataError(
+                        Fault("ledger", "", reason, "resume from one of the two newest checkpoints")
+                    )
                 self._move(row.group_id, GroupEvent.RESTORE, step)
             for row in self.ledger.open_rows():
                 if row.state is GroupState.TAKEN:
@@ -153,8 +155,10 @@ class GroupBook:
         self.ledger.after_commit(lambda: self._events.emit(event))
 
 
-def _completed(group: RolloutGroup, digest: str) -> GroupCompleted:
+def completed(group: RolloutGroup, digest: str | None = None) -> GroupCompleted:
+    """What is told of a group that is complete; `digest` where it is known."""
     members = group.trajectories
+    digest = samples_digest(members) if digest is None else digest
     lengths = [[len(t.response_ids), len(t.logprobs), len(t.loss_mask), len(t.spans)] for t in members]
     return GroupCompleted(group.group_id, lengths, versions_of(group), group.rewards, digest)
 

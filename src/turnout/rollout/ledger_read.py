@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,10 @@ class LedgerReader:
             {**row, "versions": json.loads(row["versions"]), "engines": json.loads(row["engines"])}
             for row in rows
         ]
+
+    def rows(self) -> Iterator[GroupRow]:
+        """All groups by their ids."""
+        return map(GroupRow.of, self._connection.execute("SELECT * FROM groups ORDER BY group_id"))
 
     def open_groups(self) -> list[StoredGroup]:
         """Groups that have not ended, by ordinal, with their members as far as they were written. Reads all rows of

@@ -44,8 +44,8 @@ class OffPolicy:
 
     `low` and `cap` bound the weights (None: as in OFF_POLICY_BOUNDS); `prox` is how the proximal policy of
     `decoupled` is found; `rollout_logprobs` clips the ratio to the engine's log-probs, not the trainer's own. A
-    train step whose effective sample size, as a share of its tokens (of its sequences for `sequence`), is below `min_ess`
-    is told; more than `max_low_steps` in a row end the run.
+    train step whose effective sample size, as a share of its tokens (of its sequences for `sequence`), is below
+    `min_ess` is told; more than `max_low_steps` in a row end the run.
     """
 
     kind: Literal["none", "tis", "mis", "sequence", "decoupled"] = "none"
