@@ -53,6 +53,9 @@ COMMANDS: dict[str, Command] = {
         "list, verify, compact and follow published versions",
         "turnout.cli.weights:command",
     ),
+    "simulate": Command(
+        "Other", "run the control plane in virtual worlds with seeded faults", "turnout.cli.simulate:command"
+    ),
     "version": Command("Other", "print the version", "turnout.cli.main:version"),
 }
 

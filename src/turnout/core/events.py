@@ -19,7 +19,8 @@ class Event:
 @dataclass(frozen=True)
 class RunStarted(Event):
     """Once for each incarnation. `resumed_at` is the number of train steps done at the checkpoint that a later one
-    goes on from (0: there was none): what was trained at that step or later is as if it had never been."""
+    goes on from (0: there was none): what was trained at that step or later is as if it had never been.
+    `update_interval`: train steps from one version to the next."""
 
     run_id: str
     incarnation: int
@@ -28,6 +29,7 @@ class RunStarted(Event):
     max_lag: int
     trust_label: bool = False
     resumed_at: int | None = None
+    update_interval: int = 1
 
 
 @dataclass(frozen=True)

@@ -232,9 +232,11 @@ def versions_end_once(log: Sequence[Event]) -> Iterator[str]:
 
 
 def sync_commits_every_step(log: Sequence[Event]) -> Iterator[str]:
-    """Invariant 4 in the synchronous schedule: each train step makes one version, current before the next step. A
-    resumed incarnation begins with the version of its checkpoint."""
-    if not any(isinstance(event, RunStarted) and event.schedule == "sync" for event in log):
+    """Invariant 4 in the synchronous schedule: each train step makes one version, current before the next step,
+    unless several steps share one (--update-weights-interval). A resumed incarnation begins with the version of its
+    checkpoint."""
+    starts = [event for event in log if isinstance(event, RunStarted)]
+    if not any(start.schedule == "sync" and start.update_interval == 1 for start in starts):
         return
     waiting: int | None = None
     base = base_version(log)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from turnout.config.rundir import RunPaths
 from turnout.core.errors import DataError, Fault
-from turnout.core.ports import Clock
 from turnout.core.rng import random_id
 from turnout.core.types import Prompt
 from turnout.rollout.book import GroupBook
@@ -29,12 +30,15 @@ from turnout.rollout.staleness import Fate
 from turnout.schedule.checkpoint_state import LEDGER
 from turnout.schedule.resume import Beginning
 
+L = TypeVar("L", bound=Ledger)
 RUN_ID = "run_id"
 log = logging.getLogger(__name__)
 Order = tuple[int, bool, int, int]
 
 
-def open_ledger(paths: RunPaths, run_id: str, beginning: Beginning, clock: Clock) -> Ledger:
+def open_ledger(
+    paths: RunPaths, run_id: str, beginning: Beginning, claim: Claim, kind: type[L] = Ledger
+) -> L:  # fmt: skip
     """Opens it to write, as this incarnation. Raises ConfigError where another process does, DataError where it is
     torn and there is no checkpoint with a copy."""
     checkpoint = beginning.checkpoint
@@ -47,7 +51,7 @@ def open_ledger(paths: RunPaths, run_id: str, beginning: Beginning, clock: Clock
             checkpoint.state.step,
         )
         _replace(paths.ledger, checkpoint.folder / LEDGER)
-    ledger = Ledger(open_database(paths.ledger), Claim.of_this_process(clock, beginning.incarnation))
+    ledger = kind(open_database(paths.ledger), replace(claim, incarnation=beginning.incarnation))
     if ledger.meta(RUN_ID) != run_id:
         ledger.put_meta(RUN_ID, run_id)
     return ledger

@@ -113,6 +113,7 @@ class Session:
                     max(self.config.lead, self.config.max_staleness),
                     self.config.trust_label,
                     self._beginning.resumed_at,
+                    self.config.update_weights_interval,
                 )
             )
             reporter = RunReporter(events, metrics, panel, self._phases, self._clock)

@@ -51,13 +51,16 @@ class Reader(Protocol):
 
 @dataclass
 class Run:
-    """One request in the engine. `stale`: the root whose KV its prompt was found with, None: computed anew."""
+    """One request in the engine. `computed`: the root that its KV was computed with; `stale`: that of the prompt's
+    KV as it was found in the cache, None: computed anew."""
 
     request: GenerateRequest
     reader: Reader
     ends_at: int
     ids: list[int] = field(default_factory=list[int])
     spans: VersionSpans = field(default_factory=VersionSpans)
+    mixed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    computed: str = ""
     stale: str | None = None
     cached: bool = False
     epoch: int = 0  # grows when its timer is void
@@ -132,11 +135,15 @@ class VirtualEngine:
             self._schedule(run)
 
     def _prefill(self, run: Run) -> None:
-        """Finds the prompt's KV under its namespace, as a prefix cache does that is not flushed."""
+        """Finds the prompt's KV as a prefix cache does that could not be flushed since requests were running. A
+        version in `extra_key` is the least one asked for: what is served names the cache then, which keeps versions
+        apart. Without one nothing does."""
         request = run.request
-        key = (request.extra_key, request.input_ids[: request.input_ids[0]])
+        asked = None if request.extra_key is None else VersionConstraint.parse(request.extra_key)
+        namespace = request.extra_key if asked is None else self.label
+        key = (namespace, request.input_ids[: request.input_ids[0]])
         found = self._prefixes.get(key)
-        run.cached = found is not None
+        run.cached, run.computed = found is not None, self.root
         run.stale = found if found is not None and found != self.root else None
         self._prefixes[key] = self.root if found is None else found
         if len(self._prefixes) > CACHED_PROMPTS:
@@ -157,11 +164,9 @@ class VirtualEngine:
         before = run.ids[-1] if run.ids else request.input_ids[-1]
         root = number_of(self.root) ^ (0 if run.stale is None else STALE ^ number_of(run.stale))
         seed = request.params.sampling_seed
-        run.ids += next_tokens(before, 0 if seed is None else seed, at, root, count)
-        run.spans = run.spans.extended(count, self.label)
+        new = next_tokens(before, 0 if seed is None else seed, at, root, count)
         if count:
-            new = tuple(run.ids[-count:])
-            run.reader.put(PartialReply(new, tuple(logprobs_of(new)), ((count, self.label),), (0,) * count))
+            self._told(run, new)
         if at + count >= run.ends_at:
             self._end(run, Finish.STOP, "")
         elif count == budget:
@@ -170,6 +175,16 @@ class VirtualEngine:
             self._schedule(run)
             self._make_room()
         self._fill()
+
+    def _told(self, run: Run, new: list[int]) -> None:
+        first = len(run.ids)
+        run.ids += new
+        run.spans = run.spans.extended(len(new), self.label)
+        mixed = int(run.computed != self.root)
+        if mixed:
+            run.mixed.append((first, len(run.ids)))
+        labels = ((len(new), self.label),)
+        run.reader.put(PartialReply(tuple(new), tuple(logprobs_of(new)), labels, (mixed,) * len(new)))
 
     def _make_room(self) -> None:
         """Puts the youngest back until what runs fits; it keeps its tokens and is computed anew later."""
@@ -188,9 +203,8 @@ class VirtualEngine:
         length = run.request.input_ids[0]
         cached = length if run.cached else 0
         lengths = (len(run.request.input_ids), cached)
-        run.reader.put(
-            GenerateReply("", ids, tuple(logprobs_of(ids)), finish, message, run.spans.runs, *lengths)
-        )
+        whole = tuple(logprobs_of(ids)), finish, message, run.spans.runs, *lengths, tuple(run.mixed)
+        run.reader.put(GenerateReply("", ids, *whole))
 
     def _kv(self) -> int:
         return sum(map(self._tokens, self.running.values()))
@@ -268,9 +282,14 @@ class VirtualEngine:
 
     def _pause(self, body: Row, other: bool) -> tuple[int, Row]:
         del other
-        held = self.load
-        if body.get("mode", "abort") == "abort":
+        held, mode = self.load, body.get("mode", "abort")
+        if mode == "abort":
             self.abort(None, "aborted by a pause")
+        elif mode == "retract":
+            for run in reversed(self.running.values()):
+                run.epoch += 1
+                self._waiting.appendleft(run)
+            self.running = {}
         self.paused = True
         return 200, {"message": "paused", "status": "ok", "requests": held}
 

@@ -22,12 +22,17 @@ from turnout.core.errors import TurnoutError
 from turnout.placement.real import RealClock
 
 EPOCH_S = 1_700_000_000.0  # what the wall clock shows at virtual time 0
+CANCELS, DISCARDED_MAX = 3, 100_000  # of what still waits at the end
 TIE_S = 1e-9  # timers of one instant are spread over so much
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
 
 class Stuck(Exception):
     """Everything waits and no timer is set, or the world went on past its limit."""
+
+
+class CallbackRaised(Exception):
+    """A callback raised: asyncio would write it to a log and go on, with whatever waits for it waiting for ever."""
 
 
 class Life:
@@ -161,7 +166,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._left -= 1
             if self._left < 0:
                 raise Stuck("the world made more callbacks than it may: something never ends")
-            handle.run()
+            try:
+                handle.run()
+            except Exception as fault:
+                raise CallbackRaised(f"{type(fault).__name__}: {fault}") from fault
 
     def _move(self) -> None:
         timers = self._timers
@@ -209,22 +217,39 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def discard(self) -> None:
         """Ends everything that still waits, and keeps what live processes left unseen; what a killed one left is no
         fault. `finally` blocks run now, in a world that is over: nothing that they begin goes on."""
-        for task, life in list(self._tasks.items()):
-            if task.done():
-                unseen = task._log_traceback and (life is None or life.alive)
-                if task._log_traceback:
-                    task._log_traceback = False
-                if unseen:
+        for task, life in self._tasks.items():
+            if task.done() and task._log_traceback:
+                task._log_traceback = False
+                if life is None or life.alive:
                     self.faults.append(task.exception())
-                continue
-            task._log_destroy_pending = False
-            with contextlib.suppress(
-                RuntimeError, OSError, TurnoutError
-            ):  # what they still raise, nobody waits for
-                task.get_coro().close()
+        self._timers.clear()
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            for _ in range(CANCELS):
+                for task in [task for task in self._tasks if not task.done()]:
+                    task.cancel()
+                self._run_out()
+        finally:
+            asyncio._set_running_loop(before)
+        for task in self._tasks:
+            if task.done():
+                task._log_traceback = False
+            else:
+                task._log_destroy_pending = False
+                with contextlib.suppress(RuntimeError, OSError, TurnoutError):
+                    task.get_coro().close()
         self._tasks.clear()
         self._ready.clear()
         self._timers.clear()
+
+    def _run_out(self) -> None:
+        """Runs what is ready, whoever's it is; what it raises, nobody waits for."""
+        for _ in range(DISCARDED_MAX):
+            if not self._ready:
+                return
+            with contextlib.suppress(RuntimeError, OSError, TurnoutError):
+                self._ready.popleft().run()
 
 
 class VirtualClock(RealClock):

@@ -51,7 +51,6 @@ class Stream:
             self._news.set_result(None)
 
     async def next(self) -> PartialReply | GenerateReply | str:
-        """What came next: each item tells only what is new."""
         while not self._items:
             self._news = asyncio.get_running_loop().create_future()
             await self._news

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnout.core.errors import TrainError
-from turnout.core.ports import Clock
-from turnout.core.types import TrainBatch
-from turnout.sim.faults import Faults
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.core.types import TrainBatch, TrainSample
 from turnout.sim.model import root_after, weights
+from turnout.train.backend import StepReport
 from turnout.weights.tensors import HostTensor
 
 STATE = "state.bin"
@@ -54,36 +55,32 @@ class History:
 
 
 class VirtualTrainer:
-    """One life of the trainer. `seconds` draws how long a step takes."""
+    """One life of the trainer (turnout.train.backend.TrainBackend)."""
 
-    def __init__(self, history: History, clock: Clock, faults: Faults, seconds: Callable[[], float]) -> None:
-        self._history, self._clock, self._faults, self._seconds = history, clock, faults, seconds
+    def __init__(self, history: History) -> None:
+        self._history = history
         self._state, self.step = b"", 0
         self.root = root_after(self._state)
         history.add(Trained(self.root, "", 0, None))
 
-    async def train(self, batch: TrainBatch) -> dict[str, float]:
-        """One step; raises TrainError where the trainer dies under it."""
-        seconds = self._seconds()
-        if self._faults.hit("trainer_crash", 0.01, "trainer"):
-            await self._clock.sleep(seconds / 2)
-            raise TrainError("the trainer's process died")
-        await self._clock.sleep(seconds)
-        content = marshal.dumps(
-            [(s.group_id, s.response_ids, s.logprobs, s.loss_mask, s.advantages) for s in batch.samples]
-        )
-        self._state = hashlib.blake2b(self._state + content, digest_size=16).digest()
+    def train(self, batch: TrainBatch) -> StepReport:
+        rows = [(s.group_id, s.response_ids, s.logprobs, s.loss_mask, s.advantages) for s in batch.samples]
+        self._state = hashlib.blake2b(self._state + marshal.dumps(rows), digest_size=16).digest()
         before, self.root = self.root, root_after(self._state)
         self.step += 1
         self._history.add(Trained(self.root, before, self.step, batch))
-        return {
-            "tokens": float(batch.response_tokens),
-            "optimizer_steps": 1.0,
-            "mismatch_mean": 0.0,
-        }
+        return StepReport(self.step, tokens=batch.response_tokens, optimizer_steps=1)
 
-    def export(self) -> list[HostTensor]:
-        return weights(self._state)
+    @property
+    def steps_done(self) -> int:
+        return self.step
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[NDArray[np.float32]]:
+        """Those that the engines reported."""
+        return [np.asarray(sample.logprobs, np.float32) for sample in samples]
+
+    def export(self) -> Iterator[HostTensor]:
+        return iter(weights(self._state))
 
     def save(self, folder: Path) -> None:
         (folder / STATE).write_bytes(self._state + self.step.to_bytes(8, "little"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from turnout.core.errors import InvariantBroken
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
@@ -23,8 +24,9 @@ from turnout.weights.store import WeightStore
 class VirtualTransport:
     """See the module."""
 
-    def __init__(self, store: WeightStore, clock: Clock, faults: Faults) -> None:
-        self.store, self._clock, self._faults = store, clock, faults
+    def __init__(self, store: WeightStore, clock: Clock, faults: Faults, detached: bool = True) -> None:
+        """`detached`: as a way through files, which has all of a version when it is published."""
+        self.store, self._clock, self._faults, self.detached = store, clock, faults, detached
         self._prepared: dict[str, str] = {}
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
@@ -38,7 +40,8 @@ class VirtualTransport:
     async def prepare(
         self, ready: Ready, export: Export, engines: Sequence[EngineClient], deadline_s: float
     ) -> dict[str, Exception | None]:
-        del export
+        if not self.detached and root_of(export()) != ready.version.root:
+            raise InvariantBroken(f"the trainer went on while {ready.version.label} was on its way")
         self._prepared = {}
 
         async def stage(engine: EngineClient) -> None:

@@ -1,0 +1,343 @@
+"""One life of a controller: the production's parts on the ports of a virtual world, as turnout.schedule.session
+wires them for real processes.
+
+Owns what dies with the process. Promises: nothing between the ports is the simulator's own: record, resume, ledger,
+store, updater, control plane and checkpoints are the production's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from turnout.config.rundir import RunPaths
+from turnout.core.errors import EngineDead, TrainError, TurnoutError
+from turnout.core.events import (
+    EngineLost,
+    EngineReady,
+    Event,
+    RunEnded,
+    RunStarted,
+    StepTrained,
+    VersionCommitted,
+    VersionPublished,
+)
+from turnout.core.rng import SeedTree
+from turnout.core.types import Prompt, RolloutGroup, TrainBatch
+from turnout.core.version import WeightVersion
+from turnout.rollout.book import GroupBook
+from turnout.rollout.ledger import Ledger
+from turnout.rollout.ledger_owner import Claim
+from turnout.rollout.ledger_schema import Database, open_database
+from turnout.rollout.prompts import Fingerprint
+from turnout.rollout.rewards import RewardRunner
+from turnout.rollout.sampler import Routes, Sampler
+from turnout.rollout.source import PromptSource
+from turnout.rollout.worker import Generator
+from turnout.schedule import wiring
+from turnout.schedule.checkpoint_state import LEDGER, CheckpointState
+from turnout.schedule.checkpoints import Contents, RunCheckpoints
+from turnout.schedule.control import ControlPlane
+from turnout.schedule.control import World as Ports
+from turnout.schedule.evaluations import EvalPlan, EvalRuns
+from turnout.schedule.loop import StepBatch
+from turnout.schedule.parts import TrainerThread, WeightUpdates
+from turnout.schedule.phases import Phases
+from turnout.schedule.resume import Beginning, find_beginning, restore_weights
+from turnout.schedule.run_record import open_record
+from turnout.sim.disk import Killed, VirtualDisk
+from turnout.sim.engine import VirtualEngine
+from turnout.sim.loop import LIFE, Life
+from turnout.sim.model import prompt_ids
+from turnout.sim.network import VirtualClient, Wire
+from turnout.sim.record import LedgerGroup
+from turnout.sim.rewards import Decoder, make_reward
+from turnout.sim.trainer import VirtualTrainer
+from turnout.sim.transport import VirtualTransport
+from turnout.transfer.updater import Updater
+from turnout.weights.store import WeightStore
+
+if TYPE_CHECKING:
+    from turnout.sim.world import World
+
+T = TypeVar("T")
+PROMPTS = 1000
+ATTEST_S, JOIN_S = 60.0, 120.0
+FINGERPRINT = Fingerprint(0, PROMPTS, "virtual", {})
+
+
+def prompts_of(seed: int) -> list[Prompt]:
+    """The data of a world."""
+    rng = random.Random(f"prompts/{seed}")
+    made = [prompt_ids(index, rng.randint(4, 12)) for index in range(PROMPTS)]
+    return [Prompt(f"p{index}", ids, f"prompt {index}") for index, ids in enumerate(made)]
+
+
+class VirtualTrainerThread(TrainerThread):
+    """The production's trainer thread without the thread: its work takes virtual time instead."""
+
+    def __init__(self, world: World, trainer: VirtualTrainer) -> None:
+        super().__init__(world.clock, world.plan.config.train_step_timeout_s)
+        self._world, self.trainer = world, trainer
+        self._backend = trainer
+
+    async def train(self, batch: TrainBatch) -> dict[str, float]:
+        """One step; raises TrainError where the trainer dies under it."""
+        low, high = self._world.plan.train_s
+        seconds, dies = (
+            self._world.faults.uniform(low, high),
+            self._world.faults.hit("trainer_crash", 0.01, "trainer"),
+        )
+        await self._clock.within(self._deadline_s, "a train step", self._clock.sleep(seconds))
+        if dies:
+            raise TrainError("the trainer's process died")
+        report = self.trainer.train(batch)
+        self._world.note("trainer", f"step {batch.step} made {self.trainer.root[:16]}")
+        return report.metrics()
+
+    async def _run(self, what: str, work: Callable[[], T]) -> T:
+        await self._clock.within(self._deadline_s, what, self._clock.sleep(0.05))
+        return work()
+
+
+class VirtualLedger(Ledger):
+    """The production's ledger, whose process can be killed just before or just after a commit."""
+
+    world: World
+    life: Life
+
+    def _commit(self) -> None:
+        self._may_die()
+        super()._commit()
+        self._may_die()
+
+    def _may_die(self) -> None:
+        if self.world.faults.hit("torn_write", 0.0001, "ledger"):
+            self.life.kill()
+            raise Killed("killed at a commit of the ledger")
+
+    def store(self, group: RolloutGroup) -> Any:
+        if self.life.alive:
+            self.world.record.stored[group.group_id].append(group)
+        return super().store(group)
+
+
+class Sink:
+    """The event log of one life. A kill can come just before an event is written. `committed` are the versions that
+    were told as committed: train steps done by root."""
+
+    def __init__(self, world: World, life: Life, number: int) -> None:
+        self._world, self._life, self._number = world, life, number
+        self._published = {"": (world.record.base_root, 0)}
+        self.committed: dict[str, int] = {}
+        self.current_step = 0
+
+    def emit(self, event: Event) -> None:
+        if not self._life.alive:
+            return
+        if self._world.faults.hit("torn_write", 0.0002, "events"):
+            self._life.kill()
+            raise Killed("killed at an event")
+        self._world.told(event, self._number)
+        if isinstance(event, VersionPublished):
+            self._published[event.version] = event.root, event.step
+        elif isinstance(event, VersionCommitted):
+            root, step = self._published.get(event.version, self._published[""])
+            self.committed[root], self.current_step = step, step
+
+
+class Reporter:
+    """The loop's reporter: it tells of each step, as the production's does."""
+
+    def __init__(self, events: Sink) -> None:
+        self._events = events
+
+    def step(self, batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> None:
+        del version
+        counts = int(metrics["tokens"]), int(metrics["optimizer_steps"])
+        self._events.emit(StepTrained(batch.step, len(batch.groups), *counts))
+
+
+class Controller:
+    """See the module. `run` returns when the run has finished."""
+
+    def __init__(self, world: World, life: Life, number: int) -> None:
+        self._world, self._life, self._number = world, life, number
+        self._rng = random.Random(f"ids/{world.seed}/{number}")
+        self._death: asyncio.Future[EngineDead] | None = None
+        self._updater: Updater | None = None
+        self._joins: set[asyncio.Task[Any]] = set()
+        wire = Wire(world.faults, life, world.later, world.sent, world.kill_engine)
+        self._clients = {e.name: VirtualClient(e, world.clock, wire) for e in world.engines}
+        self._database: Database | None = None
+        self._thread: VirtualTrainerThread | None = None
+        self._events = Sink(world, life, number)
+        self._phases = Phases(world.clock)
+
+    # what the world asks
+
+    @property
+    def current_step(self) -> int:
+        """Train steps done with the version that was committed last."""
+        return self._events.current_step
+
+    @property
+    def trained_root(self) -> str:
+        assert self._thread is not None, "the trainer has started"
+        return self._thread.trainer.root
+
+    def committed_step(self, root: str) -> int | None:
+        """Train steps done of weights that this life has committed, None for others: by what it told."""
+        return self._events.committed.get(root)
+
+    def engine_died(self, engine: VirtualEngine) -> None:
+        """Its watcher saw it."""
+        client, config = self._clients[engine.name], self._world.plan.config
+        if self._updater is None or self._death is None:
+            return
+        fault = EngineDead(engine.name, self._phases.current, client.version, "its process ended")
+        alive = sum(one.alive for one in self._world.engines)
+        if alive < (len(self._clients) if config.min_engines is None else config.min_engines):
+            if not self._death.done():
+                self._death.set_result(fault)
+            return
+        self._events.emit(EngineLost(engine.name, fault.phase, fault.last_version, fault.reason))
+        self._updater.lost(engine.name, fault.reason)
+
+    def engine_started(self, engine: VirtualEngine) -> None:
+        """It is taken in."""
+        if self._updater is None or self._updater.current is None:
+            return
+        token = LIFE.set(self._life)
+        try:
+            join = asyncio.ensure_future(self._updater.join(self._clients[engine.name], JOIN_S))
+        finally:
+            LIFE.reset(token)
+        self._joins.add(join)
+        join.add_done_callback(self._joined)
+
+    def _joined(self, join: asyncio.Task[bool]) -> None:
+        self._joins.discard(join)
+        if not join.cancelled() and isinstance(fault := join.exception(), TurnoutError):
+            self._world.note(self._life.name, f"an engine could not join: {fault}")
+
+    def ledger_groups(self) -> list[LedgerGroup]:
+        """All rows, as they stand."""
+        if self._database is None:
+            return []
+        found = self._database.connection.execute(
+            "SELECT group_id, ordinal, attempt, state, cause FROM groups ORDER BY group_id"
+        )
+        return [LedgerGroup(*row) for row in found]
+
+    # the run
+
+    async def run(self) -> None:
+        """As Session.run; raises what ended it early."""
+        world, config = self._world, self._world.plan.config
+        files = VirtualDisk(world.root, world.faults, world.loop.time, self._life.kill)
+        weights = world.root / "weights"
+        resumed = (world.root / "run.json").exists()
+        paths = RunPaths(world.root, weights, world.root / "checkpoints", resumed)
+        record = open_record(paths, config, (FINGERPRINT, None), files, self._id)
+        beginning = find_beginning(paths, record.run_id, files)
+        self._database = open_database(paths.ledger)
+        ledger = VirtualLedger(
+            self._database,
+            Claim(world.clock, "virtual", self._number, beginning.incarnation, lambda _: False),
+        )
+        ledger.world, ledger.life = world, self._life
+        book = GroupBook(self._events, ledger)
+        lag = max(config.lead, config.max_staleness)
+        names = record.run_id, beginning.incarnation, config.seed, config.schedule
+        resumed_at, interval = beginning.resumed_at, config.update_weights_interval
+        self._events.emit(RunStarted(*names, lag, config.trust_label, resumed_at, interval))
+        status, reason = "failed", ""
+        try:
+            await self._train(paths, files, beginning, record.run_id, book)
+            status = "finished"
+        except TurnoutError as fault:
+            reason = str(fault)
+            raise
+        finally:
+            for group in list(book.open_groups):
+                book.drop(group, f"the run ended: {reason or status}"[:200])
+            self._events.emit(RunEnded(status, reason, []))
+
+    async def _train(
+        self, paths: RunPaths, files: VirtualDisk, beginning: Beginning, run_id: str, book: GroupBook
+    ) -> None:
+        world, config, clock = self._world, self._world.plan.config, self._world.clock
+        thread = self._thread = VirtualTrainerThread(world, VirtualTrainer(world.record.history))
+        self._death = asyncio.get_running_loop().create_future()
+        alive = [engine for engine in world.engines if engine.alive]
+        for engine in alive:
+            self._events.emit(EngineReady(engine.name, "virtual", None, "none"))
+        store = WeightStore(paths.weights, files, paths.root, 1 << 20, self._id)
+        base = WeightVersion(beginning.incarnation, 0, world.record.base_root)
+        await asyncio.to_thread(store.open, run_id, beginning.incarnation, base.root, beginning.start)
+        transport = VirtualTransport(store, clock, world.faults, world.plan.detached)
+        clients = [self._clients[engine.name] for engine in alive]
+        updater = self._updater = Updater(
+            transport, clients, self._events, clock, wiring.update_policy(config)
+        )
+        rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)
+        routes = Routes(updater.fleet.routable, updater.fleet.standing)
+        generator = Generator(Sampler(routes, Decoder(), clock, self._id), rewards)
+        evals = EvalRuns(EvalPlan((), (), None, True), generator, rewards, self._events, self._phases)
+        source = PromptSource(prompts_of(world.seed), SeedTree(config.seed), config.rollout_shuffle, None)
+
+        def state(steps_done: int) -> CheckpointState:
+            assert updater.current is not None
+            store.pin(updater.current)
+            place = source.position, source.epoch
+            return CheckpointState(
+                run_id, beginning.incarnation, steps_done, *place, updater.current, "virtual"
+            )
+
+        contents = Contents(state, lambda folder: book.ledger.backup(folder / LEDGER), store.check)
+        plan = wiring.save_plan(config, paths.checkpoints, paths.root)
+        checkpoints = RunCheckpoints(plan, files, thread, contents)
+        weights = WeightUpdates(updater, thread.export, config.update_weight_timeout_s)
+        ports = Ports(
+            clock,
+            self._events,
+            source,
+            generator,
+            thread,
+            weights,
+            evals,
+            checkpoints,
+            Reporter(self._events),
+            self._phases,
+        )
+        plane = ControlPlane(config, ports, book, config.num_rollout)
+
+        async def loop() -> None:
+            await updater.adopt(base, ATTEST_S)
+            version = await restore_weights(beginning, thread, weights)
+            if version is not None:
+                source.seek(beginning.position)
+            await plane.run(base if version is None else version, beginning.step)
+
+        await self._supervised(loop())
+
+    async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` until it ends, or until an engine dies that the run cannot do without."""
+        assert self._death is not None
+        main = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({main, self._death}, return_when=asyncio.FIRST_COMPLETED)
+            if not main.done():
+                raise self._death.result()
+            main.result()
+        finally:
+            tasks = [main, *self._joins]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _id(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"

@@ -1,0 +1,126 @@
+"""What a world is, drawn from its seed: the options of the run, the engines, how long things take.
+
+Promises: the options are a RunConfig that `turnout train` would accept; the same seed gives the same world,
+whatever faults are asked for.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from turnout.config.checks import Known, check_all
+from turnout.config.run_config import RunConfig, specs
+from turnout.core.errors import ConfigError
+from turnout.sim.engine import EngineShape
+from turnout.sim.record import Rules
+
+SCHEDULE_NAMES = ("sync", "pipelined", "async")
+STEPS, GROUPS = 20, 10
+
+
+@dataclass(frozen=True)
+class WorldPlan:
+    """`engines` each with its own speed; `train_s` is the range of a train step in seconds; `detached`: versions
+    are brought to engines without the trainer (turnout.transfer.transport)."""
+
+    config: RunConfig
+    engines: tuple[EngineShape, ...]
+    train_s: tuple[float, float]
+    median: float
+    detached: bool
+
+    @property
+    def rules(self) -> Rules:
+        config = self.config
+        return Rules(
+            slots=config.slots,
+            window=config.window,
+            max_staleness=config.max_staleness,
+            per_step=config.rollout_batch_size,
+            samples=config.n_samples_per_prompt,
+            min_group=config.min_group,
+            most_tokens=config.rollout_max_response_len,
+            engine_lag=config.max_engine_lag,
+            steps=STEPS,
+            median=self.median,
+            deterministic=config.deterministic,
+        )
+
+
+def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
+    """The world of a seed; `schedule` and options in `fixed` are not drawn."""
+    rng = random.Random(f"plan/{seed}")
+    engines = rng.randint(1, 4)
+    median = rng.choice((12.0, 24.0, 40.0))
+    options: dict[str, Any] = {
+        "hf_checkpoint": "tiny:llama",
+        "prompt_data": "reasoning_gym:chain_sum",
+        "custom_rm_path": "turnout.sim.rewards:reward",
+        "num_rollout": STEPS,
+        "seed": seed,
+        "rollout_batch_size": GROUPS,
+        "n_samples_per_prompt": rng.choice((2, 2, 3)),
+        "rollout_max_response_len": rng.choice((64, 128)),
+        "rollout_request_timeout_s": 120.0,
+        "reward_timeout_s": 10.0,
+        "rollout_timeout_s": 600.0,
+        "train_step_timeout_s": 600.0,
+        "update_weight_timeout_s": 60.0,
+        "rollout_num_engines": engines,
+        "min_engines": rng.choice((None, 1, engines)),
+        "max_failed_groups": 200,
+        "save_interval": rng.choice((1, 2, 5)),
+        "engine_threads": 1,
+        "trainer_threads": 1,
+        "dynamic_sampling": rng.random() < 0.2,
+        "deterministic": rng.random() < 0.25,
+    } | _schedule(rng, schedule)
+    options |= fixed
+    if options["deterministic"]:
+        options.pop("rollout_window", None)
+    shapes = tuple(_engine(rng, median) for _ in range(engines))
+    low = rng.choice((0.2, 2.0, 8.0))
+    return WorldPlan(_checked(options), shapes, (low, 2 * low), median, rng.random() < 0.6)
+
+
+def _schedule(rng: random.Random, asked: str | None) -> dict[str, Any]:
+    drawn = rng.choice(SCHEDULE_NAMES)
+    name = drawn if asked is None else asked
+    interval = rng.choice((1, 1, 1, 2))
+    least = {"sync": interval - 1, "pipelined": interval, "async": 0}[name]
+    staleness = least + rng.randint(0, 2)
+    options: dict[str, Any] = {
+        "schedule": name,
+        "update_weights_interval": interval,
+        "max_staleness": staleness,
+        "staleness_policy": rng.choice(("drop", "replay", "mask")),
+    }
+    if name == "async":
+        window, lag = rng.choice((1, 1, 3, GROUPS // 2)), rng.choice((0, 0, 1))
+        least = lag + interval - (window == 1)  # so that the slots hold the groups between two versions
+        lead = max(staleness, least) + rng.choice((0, 0, 1, 2))
+        options |= {"max_lead": lead, "rollout_window": window, "max_engine_lag": lag}
+    return options
+
+
+def _engine(rng: random.Random, median: float) -> EngineShape:
+    """KV space for a few long responses at once, so that some are put back."""
+    running = rng.choice((4, 8, 16))
+    return EngineShape(
+        speed=rng.choice((20.0, 50.0, 100.0)),
+        chunk=rng.choice((8, 16, 32)),
+        running=running,
+        kv_tokens=int(running * (0.6 * median + 10)),
+        median=median,
+    )
+
+
+def _checked(options: dict[str, Any]) -> RunConfig:
+    """Raises ConfigError as `turnout train` does."""
+    defaults = {name: spec.default for name, spec in specs().items() if not spec.required}
+    faults = check_all(Known(defaults | options), {name: spec.flag for name, spec in specs().items()})
+    if faults:
+        raise ConfigError(faults)
+    return RunConfig.model_validate(options)

@@ -1,0 +1,115 @@
+"""Many worlds, one after another on every core, and what they came to.
+
+Promises: a seed gives the same world alone and among others; the report's keys are fixed (docs/guides/simulate.md).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from turnout.sim.faults import KINDS
+from turnout.sim.record import COUNTS
+from turnout.sim.sabotage import sabotaged
+from turnout.sim.world import SeedReport, WorldOptions, run_seed
+
+SHOWN = 20  # failing seeds in a report
+TEXTS = 5  # failures of one of them
+CHUNK = 4  # seeds that a process takes at a time
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Seeds `first` to `first + count`. `until_failure` ends it with the first seed that fails."""
+
+    count: int
+    options: WorldOptions
+    first: int = 0
+    sabotage: str | None = None
+    until_failure: bool = False
+    processes: int | None = None
+
+
+@dataclass
+class Totals:
+    """Sums over seeds."""
+
+    seeds: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    schedules: Counter[str] = field(default_factory=Counter)
+    virtual_seconds: float = 0.0
+    failing: list[SeedReport] = field(default_factory=list[SeedReport])
+
+    def add(self, report: SeedReport) -> None:
+        self.seeds += 1
+        self.counts.update(report.counts)
+        self.faults.update(report.faults)
+        self.happened.update(report.happened)
+        self.schedules[report.schedule] += 1
+        self.virtual_seconds += report.virtual_seconds
+        if report.failures:
+            self.failing.append(report)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failing
+
+    def to_json(self, kinds: tuple[str, ...]) -> dict[str, Any]:
+        return {
+            "seeds": self.seeds,
+            **{name: self.counts[name] for name in COUNTS},
+            "versions_committed": self.happened["versions_committed"],
+            "faults_injected": {kind: self.faults[kind] for kind in KINDS if kind in kinds},
+            "virtual_seconds": round(self.virtual_seconds, 1),
+            "failing_seeds": {str(r.seed): r.failures[:TEXTS] for r in self.failing[:SHOWN]},
+            "schedules": dict(sorted(self.schedules.items())),
+            "happened": dict(sorted(self.happened.items())),
+        }
+
+
+def simulate(simulation: Simulation) -> Iterator[SeedReport]:
+    """The worlds' reports, in the order of their seeds."""
+    seeds = range(simulation.first, simulation.first + simulation.count)
+    wanted = simulation.processes if simulation.processes is not None else len(os.sched_getaffinity(0))
+    processes = min(wanted, simulation.count)
+    if processes <= 1:
+        with nullcontext() if simulation.sabotage is None else sabotaged(simulation.sabotage):
+            yield from _until(simulation, (run_seed(seed, simulation.options) for seed in seeds))
+        return
+    context = multiprocessing.get_context("fork")
+    with context.Pool(processes, _begin, (simulation.sabotage,)) as pool:
+        jobs = ((seed, simulation.options) for seed in seeds)
+        yield from _until(simulation, pool.imap(_one, jobs, CHUNK))
+
+
+def totals(simulation: Simulation) -> Totals:
+    """All of them."""
+    found = Totals()
+    for report in simulate(simulation):
+        found.add(report)
+    return found
+
+
+def _until(simulation: Simulation, reports: Iterator[SeedReport]) -> Iterator[SeedReport]:
+    for report in islice(reports, simulation.count):
+        yield report
+        if report.failures and simulation.until_failure:
+            return
+
+
+def _begin(sabotage: str | None) -> None:
+    """In each process, for as long as it lives."""
+    if sabotage is not None:
+        sabotaged(sabotage).__enter__()
+
+
+def _one(job: tuple[int, WorldOptions]) -> SeedReport:
+    return run_seed(*job)
