@@ -5,7 +5,7 @@ that may train (loss mask 1) are judged. A version that was published here but n
 update failed, or the run went back behind it; its tokens count as over every bound. Over the bound S:
 
     drop     the group ends, with the lag as its reason
-    replay   its prompt goes back to the source as a new attempt; its tokens are gone
+    replay   its prompt goes back to the source as a new attempt, MAX_ATTEMPTS in all; its tokens are gone
     mask     those tokens carry no loss; a member with too few tokens left trains none of them, and its reward stays
              in the group's baseline. A group of which nothing is left is dropped: it would take a place for nothing
 
@@ -25,6 +25,7 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.events import STALE
 from turnout.core.types import RolloutGroup, Trajectory
 
+MAX_ATTEMPTS = 8
 NEVER = 1 << 30  # the lag of a token whose version never became current
 Exports = Mapping[
     str, int | None
@@ -96,6 +97,8 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
         if lag < NEVER
         else "made by a version that never became current"
     )
+    if policy.over is Fate.REPLAY and group.attempt + 1 >= MAX_ATTEMPTS:
+        return Verdict(Fate.DROP, lag, group, reason=f"{STALE}{why}, in attempt {group.attempt + 1}")
     if policy.over is not Fate.MASK:
         return Verdict(policy.over, lag, group, reason=f"{STALE}{why}")
     masked = tuple(_masked(t, a, policy) for t, a in zip(group.trajectories, lags))

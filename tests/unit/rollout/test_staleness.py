@@ -10,7 +10,7 @@ import pytest
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
-from turnout.rollout.staleness import Fate, StalenessPolicy, judge, token_lags, trained_lags
+from turnout.rollout.staleness import MAX_ATTEMPTS, Fate, StalenessPolicy, judge, token_lags, trained_lags
 
 EXPORTED = {f"v{step:06d}-{step:016x}": step for step in range(8)}
 LABELS = list(EXPORTED)
@@ -59,6 +59,13 @@ def test_one_old_token_evicts_the_whole_group_with_the_lag_that_decided(over: Fa
     verdict = judge(group(member((4, 5)), member((1, 3), (9, 5))), EXPORTED, 5, policy(over))
     assert (verdict.fate, verdict.lag, verdict.evicted) == (over, 2, True)
     assert verdict.reason == "stale: lag 2, --max-staleness 1"
+
+
+def test_a_prompt_is_not_sampled_anew_for_ever() -> None:
+    old = group(member((1, 3)))
+    fates = [judge(replace(old, attempt=n), EXPORTED, 5, policy(Fate.REPLAY)) for n in range(MAX_ATTEMPTS)]
+    assert [v.fate for v in fates] == [Fate.REPLAY] * 7 + [Fate.DROP]
+    assert fates[-1].reason == "stale: lag 2, --max-staleness 1, in attempt 8"
 
 
 def test_mask_takes_the_loss_of_the_old_tokens_and_nothing_else() -> None:
