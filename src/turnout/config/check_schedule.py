@@ -54,7 +54,7 @@ def slots_keep_the_lead(c: RunConfig) -> Iterator[Fault]:
 
 
 def interval_is_fresh_enough(c: RunConfig) -> Iterator[Fault]:
-    least = {"sync": c.update_weights_interval - 1, "pipelined": c.update_weights_interval}.get(c.schedule, 0)
+    least = c.update_weights_interval - (c.schedule != "pipelined")
     if c.max_staleness < least:
         reason = f"--schedule {c.schedule} makes tokens of lag {least}, --max-staleness is {c.max_staleness}"
         remedy = f"give --max-staleness {least}"

@@ -100,7 +100,7 @@ def steps_count_their_tokens_by_lag(log: Sequence[Event]) -> Iterator[str]:
             if not 0 <= lag <= bound and tokens:
                 yield f"step {event.step} trained {tokens} tokens of lag {lag}, the bound is {bound}"
         counted = sum(tokens for _, tokens in event.lags)
-        if event.lags and counted != event.tokens:
+        if counted != event.tokens:
             yield f"step {event.step} trained {event.tokens} tokens, {counted} of them are known by their lag"
 
 

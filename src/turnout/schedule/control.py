@@ -21,7 +21,7 @@ from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, Reporter, Trainer, run_loop
-from turnout.schedule.parts import BatchMaker, WeightUpdates
+from turnout.schedule.parts import BatchMaker, Freshness, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.schedule import schedule_of
 from turnout.schedule.updates import Around, Updates
@@ -57,7 +57,7 @@ class ControlPlane:
     def __init__(self, config: RunConfig, world: World, book: GroupBook, steps: int | None) -> None:
         self._config, self._world, self._steps = config, world, steps
         schedule = schedule_of(config)
-        gate = LagGate(max(schedule.lead, config.max_staleness))
+        gate = LagGate(wiring.staleness_policy(config), schedule.lead)
         ports = Ports(
             world.source,
             book,
@@ -71,7 +71,8 @@ class ControlPlane:
         self.pool = RolloutPool(ports, wiring.pool_plan(config, steps))
         around = Around(self.pool, world.evaluations, gate, world.phases, world.clock)
         self.updates = Updates(world.weights, schedule, around)
-        batches = BatchMaker(self.pool, book, config.grpo_std_normalization)
+        freshness = Freshness(gate, self.updates.settled, self._failure)
+        batches = BatchMaker(self.pool, book, freshness, config.grpo_std_normalization)
         self._parts = Parts(
             batches,
             world.trainer,

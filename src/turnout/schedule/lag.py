@@ -1,45 +1,64 @@
 """The lag gate: how old a batch is, and whether it may train.
 
-Lag of a token: train steps done when it is trained, less train steps done when its version was exported. The
-lag of a group is its largest. A version that was never committed here has no lag: its tokens never train.
+Owns the train step at which each version was exported, as far as this run published it, and asks
+turnout.rollout.staleness for the verdicts. Promises: what passes `check` holds no token over --max-staleness and
+none of a version that never became current; what the schedule itself rules out, a lag above its lead, raises in
+`judge` instead of being mended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from turnout.core.errors import InvariantBroken
-from turnout.core.types import RolloutGroup
+from turnout.core.types import RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
-from turnout.rollout.book import versions_of
+from turnout.rollout.staleness import NEVER, StalenessPolicy, Verdict, judge, token_lags, trained_lags
 
 
 @dataclass
 class LagGate:
-    """Knows at which train step each committed version was exported."""
+    """`lead` is the greatest lag that the schedule can bring (None: it sets no bound, as with partial rollouts).
+    `exported_at` holds None for a version that is published and not current, or never was."""
 
-    max_lag: int
-    exported_at: dict[str, int] = field(default_factory=dict)
+    policy: StalenessPolicy
+    lead: int | None = None
+    exported_at: dict[str, int | None] = field(default_factory=dict[str, int | None])
+
+    def published(self, version: WeightVersion) -> None:
+        """Engines may put it into place from now on. Its tokens don't count before it is committed."""
+        self.exported_at.setdefault(version.label, None)
 
     def committed(self, version: WeightVersion, train_step: int) -> None:
         self.exported_at[version.label] = train_step
 
+    def judge(self, groups: Iterable[RolloutGroup], steps_done: int) -> list[Verdict]:
+        """What becomes of each group in the batch of step `steps_done`. Raises InvariantBroken that names the group
+        for a version that was never published here, or a lag that the schedule rules out."""
+        verdicts = [judge(group, self.exported_at, steps_done, self.policy) for group in groups]
+        for verdict in verdicts:
+            if self.lead is not None and self.lead < verdict.lag < NEVER:
+                raise InvariantBroken(
+                    f"group {verdict.group.group_id} has lag {verdict.lag}, the schedule allows {self.lead}"
+                )
+        return verdicts
+
     def check(self, groups: Iterable[RolloutGroup], steps_done: int) -> dict[str, int]:
-        """Lag by group id; raises InvariantBroken that names the group for an unknown version or a lag above
-        the bound."""
-        lags: dict[str, int] = {}
-        for group in groups:
-            versions = versions_of(group)
-            unknown = [label for label in versions if label not in self.exported_at]
-            if unknown:
+        """Greatest lag of the tokens that will carry loss, by group id. Raises InvariantBroken for one too old."""
+        verdicts = self.judge(groups, steps_done)
+        for verdict in verdicts:
+            if verdict.lag > self.policy.max_staleness:
                 raise InvariantBroken(
-                    f"group {group.group_id} holds tokens of {unknown}, never committed here"
+                    f"group {verdict.group.group_id} was to train: {verdict.reason or 'stale'}"
                 )
-            lag = max((steps_done - self.exported_at[label] for label in versions), default=0)
-            if lag > self.max_lag:
-                raise InvariantBroken(
-                    f"group {group.group_id} has lag {lag}, the schedule allows {self.max_lag}"
-                )
-            lags[group.group_id] = lag
-        return lags
+        return {verdict.group.group_id: verdict.lag for verdict in verdicts}
+
+    def count(self, groups: Iterable[RolloutGroup], steps_done: int) -> Counter[int]:
+        """Tokens that will carry loss, by lag."""
+        return trained_lags(groups, self.exported_at, steps_done)
+
+    def lags(self, steps_done: int) -> Callable[[Trajectory], tuple[int, ...]]:
+        """Gives the lag of each token of a trajectory that trains as step `steps_done`."""
+        return lambda member: token_lags(member, self.exported_at, steps_done)

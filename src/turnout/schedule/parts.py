@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
+from turnout.core.errors import TrainError, TurnoutError
 from turnout.core.ports import Clock
-from turnout.core.types import TrainBatch
+from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
+from turnout.rollout.staleness import NEVER, Fate, Verdict
+from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import StepBatch
 from turnout.train.advantages import build_samples
 from turnout.train.backend import StepReport, TrainBackend, make_backend
@@ -21,24 +25,73 @@ from turnout.weights.tensors import HostTensor
 T = TypeVar("T")
 
 
-class BatchMaker:
-    """Rollouts of the loop: takes groups, turns them into a TrainBatch, ends them in the book."""
+@dataclass(frozen=True)
+class Freshness:
+    """How old groups are told from those that may train. `settled` waits for the update under way, `failure` is why
+    the last one failed, if it did."""
 
-    def __init__(self, pool: RolloutPool, book: GroupBook, normalize_std: bool) -> None:
-        self._pool, self._book, self._normalize_std = pool, book, normalize_std
+    gate: LagGate
+    settled: Callable[[], Awaitable[None]]
+    failure: Callable[[], TurnoutError | None]
+
+
+class BatchMaker:
+    """Rollouts of the loop: takes groups, evicts those that are too old and takes as many more, turns the rest into
+    a TrainBatch, ends them in the book."""
+
+    def __init__(self, pool: RolloutPool, book: GroupBook, freshness: Freshness, normalize_std: bool) -> None:
+        self._pool, self._book, self._fresh, self._normalize_std = pool, book, freshness, normalize_std
 
     async def take(self, step: int) -> StepBatch | None:
-        got = await self._pool.take(self._pool.plan.per_step)
+        groups: list[RolloutGroup] = []
+        masked = evicted = 0
+        while True:
+            got = await self._pool.take(self._pool.plan.per_step - len(groups))
+            kept, lost = await self._judged(got.groups, step)
+            evicted += len(lost)
+            self._evict(lost, step, evicted)
+            groups += [verdict.group for verdict in kept]
+            masked += sum(verdict.masked for verdict in kept)
+            if not lost:
+                break
         self._pool.end_step()
-        if not got.groups:
+        if not groups:
             return None
-        self._book.take(step, got.groups)
-        samples = build_samples(got.groups, self._normalize_std)
-        versions = sorted(
-            {label for group in got.groups for t in group.trajectories for label in t.spans.labels}
-        )
+        self._book.take(step, groups)
+        gate = self._fresh.gate
+        samples = build_samples(groups, self._normalize_std, gate.lags(step))
+        versions = sorted({label for group in groups for t in group.trajectories for label in t.spans.labels})
         train = TrainBatch(step, versions[0] if versions else "", samples)
-        return StepBatch(step, got.groups, train, got.failed, got.filtered, got.short, got.last)
+        lags = gate.count(groups, step)
+        numbers = (got.failed, got.filtered, got.short, got.last)
+        return StepBatch(step, groups, train, *numbers, lags, masked, evicted)
+
+    async def _judged(self, groups: list[RolloutGroup], step: int) -> tuple[list[Verdict], list[Verdict]]:
+        """Verdicts on groups that stay and on those that go. Where one goes, or has tokens of a version that is not
+        current, the update under way is waited for: such a version may be current then, and the groups that come in
+        place of old ones are made by the newest weights."""
+        gate = self._fresh.gate
+        verdicts = gate.judge(groups, step)
+        if any(verdict.evicted or verdict.lag >= NEVER for verdict in verdicts):
+            await self._fresh.settled()
+            verdicts = gate.judge(groups, step)
+        return [v for v in verdicts if not v.evicted], [v for v in verdicts if v.evicted]
+
+    def _evict(self, lost: list[Verdict], step: int, total: int) -> None:
+        """Ends the groups. More in one step than there are slots means that even groups made now are too old."""
+        for verdict in lost:
+            if verdict.fate is Fate.REPLAY:
+                self._pool.send_back(verdict.group, verdict.reason)
+            else:
+                self._pool.drop(verdict.group, verdict.reason)
+        if total > self._pool.plan.slots:
+            failure = self._fresh.failure()
+            if failure is not None:
+                raise failure
+            raise TrainError(
+                f"step {step}: {total} groups were too old for it, and so are those made now "
+                f"({lost[-1].reason}): no update brings newer weights"
+            )
 
     def trained(self, batch: StepBatch, lags: dict[str, int]) -> None:
         with self._book.transaction():

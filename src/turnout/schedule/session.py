@@ -110,7 +110,7 @@ class Session:
                     self._beginning.incarnation,
                     self.config.seed,
                     self.config.schedule,
-                    max(self.config.lead, self.config.max_staleness),
+                    min(self.config.lead, self.config.max_staleness),
                     self.config.trust_label,
                     self._beginning.resumed_at,
                     self.config.update_weights_interval,

@@ -22,10 +22,17 @@ from turnout.schedule.schedule import Schedule
 FAULTS = (WeightError, EngineError, DeadlineExceeded)
 
 
+class Made(Protocol):
+    """What was published."""
+
+    @property
+    def version(self) -> WeightVersion: ...
+
+
 class PendingUpdate(Protocol):
     """One update of turnout.transfer.updater."""
 
-    async def publish(self) -> object: ...
+    async def publish(self) -> Made: ...
 
     async def prepare(self) -> None: ...
 
@@ -125,7 +132,7 @@ class Updates:
         self._published = steps_done
         try:
             with phases("publish"):
-                await update.publish()
+                self._around.gate.published((await update.publish()).version)
             if not must and self._weights.detached:
                 self._task = asyncio.ensure_future(self._beside(update, steps_done))
                 return

@@ -11,6 +11,7 @@ from turnout.core.errors import ConfigError, Fault
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.pool import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
+from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.worker import SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
 from turnout.serving.launcher import EngineLaunch
@@ -152,6 +153,10 @@ def save_plan(config: RunConfig, folder: Path, model: Path) -> SavePlan:
         model,
         config.update_weight_buffer_size,
     )
+
+
+def staleness_policy(config: RunConfig) -> StalenessPolicy:
+    return StalenessPolicy(config.max_staleness, Fate(config.staleness_policy), config.min_unmasked_share)
 
 
 def train_data(config: RunConfig) -> DataSpec:

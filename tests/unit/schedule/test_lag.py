@@ -7,6 +7,7 @@ import pytest
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
+from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.schedule.lag import LagGate
 
 
@@ -25,7 +26,7 @@ def spanning(*steps: int, root: str = "a") -> RolloutGroup:
 
 def gate(max_lag: int, committed: range = range(7)) -> LagGate:
     """Version k was exported after k train steps."""
-    made = LagGate(max_lag)
+    made = LagGate(StalenessPolicy(max_lag), max_lag)
     for step in committed:
         made.committed(version(step), step)
     return made
@@ -59,18 +60,53 @@ def test_the_largest_lag_of_a_group_counts_wherever_it_stands() -> None:
 
 
 def test_a_version_that_was_never_committed_does_not_train() -> None:
-    with pytest.raises(InvariantBroken, match=r"group g7 holds tokens of .*v000009.*never committed"):
+    with pytest.raises(InvariantBroken, match=r"group g7 holds tokens of .*v000009.*never published"):
         gate(100).check([spanning(6, 9)], 6)
-    with pytest.raises(InvariantBroken, match="never committed"):
+    with pytest.raises(InvariantBroken, match="never published"):
         gate(100).check([spanning(6, root="b")], 6)
 
 
 def test_the_counter_of_a_version_is_not_its_step() -> None:
     """After an aborted update the counter runs ahead of the train steps."""
-    made = LagGate(0)
+    made = LagGate(StalenessPolicy(0), 0)
     made.committed(WeightVersion(0, 9, "a" * 32), 6)
     assert made.check([spanning(9)], 6) == {"g7": 0}
 
 
 def test_a_group_of_empty_responses_has_no_lag() -> None:
     assert gate(0).check([spanning()], 6) == {"g7": 0}
+
+
+def test_a_version_counts_from_its_commit_on_and_not_from_its_publication() -> None:
+    made = gate(2)
+    made.published(version(9))
+    assert [v.fate for v in made.judge([spanning(6, 9)], 6)] == [Fate.DROP]
+    with pytest.raises(
+        InvariantBroken, match="group g7 was to train: stale: made by a version that never became"
+    ):
+        made.check([spanning(6, 9)], 6)
+    made.committed(version(9), 6)
+    made.published(version(9))  # said again, as after a resume
+    assert made.check([spanning(6, 9)], 6) == {"g7": 0}
+
+
+def test_with_a_lead_within_the_bound_a_verdict_contradicts_the_schedule() -> None:
+    within = LagGate(StalenessPolicy(2), 1, {version(n).label: n for n in range(7)})
+    assert within.check([spanning(5)], 6) == {"g7": 1}
+    for asked in (within.judge, within.check):
+        with pytest.raises(InvariantBroken, match="lag 2, the schedule allows 1"):
+            asked([spanning(4)], 6)
+
+
+def test_with_a_lead_above_the_bound_what_is_judged_is_evicted_and_what_trains_is_checked() -> None:
+    above = LagGate(StalenessPolicy(1), 4, {version(n).label: n for n in range(7)})
+    assert [v.fate for v in above.judge([spanning(5), spanning(3)], 6)] == [Fate.KEEP, Fate.DROP]
+    with pytest.raises(InvariantBroken, match="group g7 was to train: stale: lag 3, --max-staleness 1"):
+        above.check([spanning(3)], 6)
+    with pytest.raises(InvariantBroken, match="lag 5, the schedule allows 4"):
+        above.judge([spanning(1)], 6)
+
+
+def test_tokens_that_train_are_counted_by_lag() -> None:
+    assert gate(3).count([spanning(3, 5), spanning(5, 6)], 6) == {3: 1, 1: 2, 0: 1}
+    assert gate(3).lags(6)(spanning(3, 5).trajectories[0]) == (3, 1)

@@ -12,6 +12,7 @@ from turnout.core.errors import InvariantBroken, TrainError, WeightError
 from turnout.core.types import Finish, Prompt, RolloutGroup, TrainBatch, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.placement.real import RealClock
+from turnout.rollout.staleness import StalenessPolicy
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, StepBatch, run_loop
 from turnout.schedule.phases import Phases
@@ -41,7 +42,7 @@ class World:
         self.current = BASE
         self.taken = 0
         self.phases = Phases(RealClock())
-        self.gate = LagGate(0)
+        self.gate = LagGate(StalenessPolicy(0), 0)
         self.gate.committed(BASE, 0)
 
     def note(self, text: str) -> None:
@@ -73,8 +74,11 @@ class World:
         world = self
 
         class Update:
-            async def publish(self) -> None:
+            version = WeightVersion(0, train_step, f"{train_step:032d}")
+
+            async def publish(self) -> Any:
                 world.note(f"publish {train_step}")
+                return self
 
             async def prepare(self) -> None:
                 world.note(f"prepare {train_step}")
@@ -84,7 +88,7 @@ class World:
 
             async def commit(self) -> WeightVersion:
                 world.note(f"commit {train_step}")
-                world.current = WeightVersion(0, train_step, f"{train_step:032d}")
+                world.current = self.version
                 return world.current
 
         return Update()
@@ -237,7 +241,7 @@ def test_after_a_failed_commit_the_old_version_is_current_and_the_new_one_never_
     with pytest.raises(WeightError):
         world.run(end=5)
     assert world.current.counter == 1
-    assert sorted(world.gate.exported_at.values()) == [0, 1]
+    assert list(world.gate.exported_at.values()) == [0, 1, None]
 
 
 def test_a_batch_that_is_too_old_does_not_reach_the_trainer() -> None:
