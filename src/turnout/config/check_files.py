@@ -32,6 +32,11 @@ def eval_prompt_files(c: RunConfig) -> Iterator[Fault]:
         yield from _prompt_file("--eval-prompt-data", c.eval_prompt_data)
 
 
+def eval_config_file(c: RunConfig) -> Iterator[Fault]:
+    if c.eval_config is not None and not is_file(c.eval_config):
+        yield Fault("--eval-config", c.eval_config, "no such file", "give a .yaml or .json file")
+
+
 def model_folder(c: RunConfig) -> Iterator[Fault]:
     yield from _model("--hf-checkpoint", c.hf_checkpoint)
 
@@ -129,6 +134,7 @@ def _model(flag: str, model: str) -> Iterator[Fault]:
 FILE_CHECKS = (
     prompt_files,
     eval_prompt_files,
+    eval_config_file,
     model_folder,
     reference_folder,
     outputs_differ,

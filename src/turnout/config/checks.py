@@ -175,11 +175,33 @@ def reward_path_form(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--custom-rm-path", path, f"there is no file {place}", "check the path")
 
 
+def eval_mode_done(c: RunConfig) -> Iterator[Fault]:
+    if c.eval_mode == "dedicated":
+        reason = "not yet done: engines that only evaluate"
+        yield Fault("--eval-mode", "dedicated", reason, "use --eval-mode shared or checkpoint")
+    elif c.eval_mode == "checkpoint" and c.update_weight_transport != "disk":
+        reason = f"no version stays on disk with --update-weight-transport {c.update_weight_transport}"
+        yield Fault("--eval-mode", "checkpoint", reason, "use --update-weight-transport disk")
+
+
+def eval_data_is_one(c: RunConfig) -> Iterator[Fault]:
+    if c.eval_config is None:
+        return
+    for flag, value in (
+        ("--eval-prompt-data", c.eval_prompt_data),
+        ("--eval-sampled", c.eval_sampled or None),
+    ):
+        if value is not None:
+            reason = "--eval-config names the data sets and their sampling"
+            yield Fault(flag, str(value), reason, "leave one of the two out")
+
+
 def eval_has_data(c: RunConfig) -> Iterator[Fault]:
-    if c.eval_prompt_data is not None:
+    if c.eval_prompt_data is not None or c.eval_config is not None:
         return
     for flag, value, neutral in (
         ("--eval-interval", c.eval_interval, None),
+        ("--eval-mode", c.eval_mode, "shared"),
         ("--eval-num-prompts", c.eval_num_prompts, None),
         ("--eval-max-response-len", c.eval_max_response_len, None),
         ("--eval-input-key", c.eval_input_key, None),
@@ -260,6 +282,8 @@ CHECKS: tuple[Check, ...] = (
     step_holds_decodes,
     one_reward,
     reward_path_form,
+    eval_mode_done,
+    eval_data_is_one,
     eval_has_data,
     eval_samples_differ,
     eval_is_held_out,

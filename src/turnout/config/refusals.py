@@ -54,7 +54,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "multimodal_keys": ("image inputs", "use text prompts"),
     "custom_generate_function_path": ("own generation functions", "use --custom-rm-path on one-turn prompts"),
     "rollout_function_path": ("an own rollout function", "use --custom-rm-path on one-turn prompts"),
-    "eval_config": ("several held-out data sets", "use --eval-prompt-data with one"),
     "entropy_coef": ("an entropy term in the loss", "leave it out"),
     "use_wandb": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),
     "wandb_*": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),

@@ -181,7 +181,8 @@ class VersionAborted(Event):
 
 @dataclass(frozen=True)
 class EvalDone(Event):
-    """`digest` is over token ids and log-probs of all finished samples."""
+    """A point at the step of its version. `digest` is over token ids and log-probs of all finished samples,
+    `pass_at` maps k to pass@k."""
 
     name: str
     version: str
@@ -190,6 +191,17 @@ class EvalDone(Event):
     items: int
     failed: int
     digest: str = ""
+    pass_at: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class EvalSkipped(Event):
+    """A point that was due at this version's step and isn't written."""
+
+    name: str
+    version: str
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,10 @@ class RewardRunner:
         )
         self._named = _named_parameters(reward)
 
+    def of(self, reward: Reward | None) -> RewardRunner:
+        """Another reward under the same limits; this one where None is given."""
+        return self if reward is None else RewardRunner(reward, self._clock, self._deadline_s, self._workers)
+
     @property
     def left_behind(self) -> int:
         """Threads that are still in a call past its deadline."""

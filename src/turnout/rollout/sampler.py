@@ -35,7 +35,8 @@ class SamplingPlan:
     """How a prompt is sampled. `deadline_s` bounds one sample from sending to answer; `min_group` is the
     smallest group that may train when members fail (the size itself: all or nothing). `context`: longest prompt and
     response together (None: the engine's own limit). `mask_offpolicy`: what another version made before a resume
-    does not train; `mask_kv_mixed`: nor what was made on KV of older weights."""
+    does not train; `mask_kv_mixed`: nor what was made on KV of older weights. `version`: the label of the only
+    weights that may answer (empty: those that the engine has, or newer ones)."""
 
     samples: int
     params: SamplingParams
@@ -44,6 +45,7 @@ class SamplingPlan:
     context: int | None = None
     mask_offpolicy: bool = False
     mask_kv_mixed: bool = False
+    version: str = ""
 
     def left(self, prompt: int, made: int) -> int:
         """How many tokens a response may still get."""
@@ -144,7 +146,7 @@ class Sampler:
         """Asks engines until the sample has ended; ABORT after too many requests that brought nothing."""
         end = self._clock.now() + ask.plan.deadline_s
         if ask.plan.mask_offpolicy and draft.ids:
-            draft.mask_old((await self._engine(ask.turn, end)).version)
+            draft.mask_old((await self._engine(ask, ask.turn, end)).version)
         turn, barren = ask.turn, 0
         while True:
             stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft))
@@ -153,7 +155,7 @@ class Sampler:
             if ask.plan.left(len(ask.prompt.token_ids), len(draft)) <= 0:
                 return Finish.LENGTH
             before, dead = len(draft), None
-            engine = await self._engine(turn, end)
+            engine = await self._engine(ask, turn, end)
             turn += 1
             try:
                 finish = await self._asked(engine, ask, draft, end)
@@ -161,7 +163,7 @@ class Sampler:
                 finish, dead = Finish.ABORT, fault
                 await self._fenced(engine, end)
             except VersionUnmet:
-                if self._clock.now() + BUSY_PAUSE_S >= end:
+                if ask.plan.version or self._clock.now() + BUSY_PAUSE_S >= end:
                     raise
                 await self._clock.sleep(BUSY_PAUSE_S)
                 continue
@@ -177,13 +179,16 @@ class Sampler:
                     raise dead
                 return finish
 
-    async def _engine(self, turn: int, end: float) -> EngineClient:
-        """The engine whose turn it is, waited for while an update leaves none to be asked."""
+    async def _engine(self, ask: Ask, turn: int, end: float) -> EngineClient:
+        """The engine whose turn it is, waited for while an update leaves none to be asked. For a sample of one
+        version only there is nothing to wait for: raises VersionUnmet."""
         while True:
             try:
                 engines = self._routes.routable()
                 return engines[turn % len(engines)]
             except WeightError as fault:
+                if ask.plan.version:
+                    raise VersionUnmet("none", "none", "", str(fault)) from fault
                 if self._clock.now() + BUSY_PAUSE_S >= end:
                     raise EngineBusy("none", "rollout", "none", str(fault)) from fault
             await self._clock.sleep(BUSY_PAUSE_S)
@@ -199,7 +204,8 @@ class Sampler:
             stream_interval=self._pace.tokens,
         )
         ids = (*ask.prompt.token_ids, *draft.ids)
-        request = GenerateRequest(self._ids(), ids, params, extra_key=engine.version)
+        key = f"{plan.version}!" if plan.version else engine.version
+        request = GenerateRequest(self._ids(), ids, params, extra_key=key)
         while True:
             try:
                 return await self._streamed(engine, request, draft, end)

@@ -34,6 +34,10 @@ class Evaluations(Protocol):
 
     async def settled(self) -> None: ...
 
+    def renewed(self) -> None: ...
+
+    async def close(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class World:
@@ -92,6 +96,7 @@ class ControlPlane:
             return await run_loop(self._parts, first, self._steps)
         finally:
             await self.updates.close()
+            await self._world.evaluations.close()
             await self.pool.close()
 
     def _failure(self) -> TurnoutError | None:

@@ -1,22 +1,28 @@
-"""Evaluation points of a run: which are due, and what each came to.
+"""Evaluation points of a run: which are due, on which version, and what each came to.
 
-Owns the points. Promises: a point is made while no update runs (the loop calls between commit and the next
-rollout), it lands at the step of its version, and a step has at most one point of each set. The first set is
-the one whose score the panel and the curve show.
+Owns the points. Promises: a point names a version and lands at that version's step; its requests may be answered by
+that version only; a step has at most one point of each set; where there can be none, EvalSkipped says why. The
+first set is the one whose score the panel and the curve show.
+
+`beside` (async): the evaluation runs while rollouts and training go on, and `settled`, which the next activation
+awaits, holds that back until the evaluation's requests are done, at most `hold_s` seconds; the rest is cut then and
+the point is not written. Without it the loop waits for the point: no update can come between. Mode `checkpoint`
+asks nothing of the run's engines: the version is kept, and `kept` says what is to be scored after the run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from turnout.core.events import EvalDone
-from turnout.core.ports import EventSink
-from turnout.core.rng import SeedTree
-from turnout.rollout.evaluate import EvalPoint, EvalSet, evaluate
-from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.worker import Generator
+from turnout.core.events import EvalDone, EvalSkipped
+from turnout.core.ports import Clock, EventSink
+from turnout.core.version import WeightVersion
+from turnout.observe.metrics import EVAL_SCORE
+from turnout.placement.tasks import together
+from turnout.rollout.evaluate import EvalMeans, EvalPoint, EvalSet, NoPoint, Requests, evaluate
 from turnout.schedule.phases import Phases
 
 EVAL_SEEDS = (0, ("eval",))  # not the run's seed: runs are compared on the same noise
@@ -26,47 +32,123 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class EvalPlan:
     """`sets` are scored before training, every `interval` steps (None: never between) and after the last;
-    `before_only` sets once, before."""
+    `before_only` sets once, before. The rest: the module's docstring."""
 
     sets: Sequence[EvalSet]
     before_only: Sequence[EvalSet]
     interval: int | None
     skip_before: bool
+    mode: str = "shared"
+    beside: bool = False
+    hold_s: float = 60.0
+
+    def due(self, step: int, before: int | None, last: bool) -> list[EvalSet]:
+        """The sets to score on the version of a step; `before` is the step of the version before it, None for the
+        first that there is."""
+        first = step == 0 and not last
+        every = self.interval
+        crossed = every is not None and (
+            step % every == 0 if before is None else step // every > before // every
+        )
+        if (first and self.skip_before) or not (first or last or crossed):
+            return []
+        return [*self.sets, *(self.before_only if first else ())]
+
+
+@dataclass(frozen=True)
+class EvalWorld:
+    """What evaluations need of the run; `keep` makes a version stay in the store."""
+
+    keep: Callable[[WeightVersion], None]
+    events: EventSink
+    phases: Phases
+    clock: Clock
 
 
 class EvalRuns:
-    """Evaluations of the loop. `points` maps (set name, steps done) to the point."""
+    """Evaluations of the loop. `points` maps (set name, step of the version) to the point, in the order in which
+    they were made; `kept` are versions to score after the run, with their steps and sets. `current` is the version
+    that is committed, with the train steps done when it was exported."""
 
     def __init__(
-        self, plan: EvalPlan, generator: Generator, rewards: RewardRunner, events: EventSink, phases: Phases
+        self,
+        plan: EvalPlan,
+        means: EvalMeans,
+        world: EvalWorld,
+        current: Callable[[], tuple[WeightVersion, int]],
     ) -> None:
-        self._plan, self._generator, self._rewards, self._events = plan, generator, rewards, events
-        self._phases = phases
-        self._seeds = SeedTree(*EVAL_SEEDS)
+        self._plan, self._means, self._world, self._current = plan, means, world, current
+        self._task: asyncio.Task[None] | None = None
+        self._begun: set[tuple[str, int]] = set()
+        self._before: int | None = None
         self.points: dict[tuple[str, int], EvalPoint] = {}
+        self.kept: list[tuple[WeightVersion, int, list[EvalSet]]] = []
         self.seconds = 0.0
 
     async def run_if_due(self, steps_done: int, last: bool) -> None:
-        interval = self._plan.interval
-        first = steps_done == 0 and not last
-        if first and self._plan.skip_before:
+        """Called by the loop after each step's update, and before the first step. Returns when the points are made;
+        `beside`, but for the last, when they have begun. Nothing is begun here while an update may be under way."""
+        assert self._current()[1] <= steps_done, "weights are no newer than the train steps done"
+        if last or self._before is None or not self._plan.beside:
+            self._begin(last)
+        if last or not self._plan.beside:
+            with self._world.phases("evaluate") as phase:
+                await self._ended()
+            self.seconds += phase.seconds
+
+    def renewed(self) -> None:
+        """A version has been committed: what is due on it, and is made `beside`, begins now."""
+        if self._plan.beside:
+            self._begin(last=False)
+
+    def _begin(self, last: bool) -> None:
+        version, step = self._current()
+        due = self._plan.due(step, self._before, last)
+        self._before = step
+        sets = [data for data in due if (data.name, step) not in self._begun]
+        self._begun |= {(data.name, step) for data in sets}
+        if not sets:
             return
-        if not (first or last or (interval is not None and steps_done % interval == 0)):
+        if self._plan.mode == "checkpoint":
+            self._world.keep(version)
+            self.kept.append((version, step, sets))
             return
-        sets = [*self._plan.sets, *(self._plan.before_only if first else ())]
-        with self._phases("evaluate") as phase:
-            for data in sets:
-                if (data.name, steps_done) not in self.points:
-                    await self._point(data, steps_done)
-        self.seconds += phase.seconds
+        older, self._means = self._task, replace(self._means, requests=Requests())
+        self._means.requests.expect(sum(data.requests for data in sets))
+        self._task = asyncio.ensure_future(self._score(sets, version.label, step, older))
 
     async def settled(self) -> None:
-        """Evaluations run in line: between two calls of the loop none is under way."""
+        """Returns when no request of an evaluation is in flight, after `hold_s` seconds at the latest; raises what
+        ended an evaluation."""
+        await self._means.requests.idle(self._world.clock, self._plan.hold_s)
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        """The run ends: what is under way is given up."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def clock(self) -> Clock:
+        return self._world.clock
+
+    @property
+    def first_set(self) -> str:
+        """The name of the set that the panel shows; empty where there is none."""
+        return self._plan.sets[0].name if self._plan.sets else ""
 
     def curve(self) -> tuple[tuple[int, float], ...]:
-        """(steps done, score) of the first set."""
-        name = self._plan.sets[0].name if self._plan.sets else ""
-        return tuple((step, point.score) for (found, step), point in self.points.items() if found == name)
+        """(step, score) of the first set."""
+        return tuple((step, p.score) for (name, step), p in self.points.items() if name == self.first_set)
+
+    def rows(self) -> list[tuple[int, dict[str, float]]]:
+        """The points as metrics, in the order made; the score of the first set stands under EVAL_SCORE as well."""
+        return [
+            (step, point_metrics(point, name == self.first_set))
+            for (name, step), point in self.points.items()
+        ]
 
     def first_and_last(self, name: str) -> tuple[EvalPoint | None, EvalPoint | None]:
         """The point before training and the newest one of a set; None where there is none."""
@@ -74,12 +156,36 @@ class EvalRuns:
         before = self.points.get((name, 0))
         return before, self.points[name, max(steps)] if steps and max(steps) > 0 else None
 
-    async def _point(self, data: EvalSet, steps_done: int) -> None:
-        point = await evaluate(self._generator, self._rewards, data, self._seeds)
-        self.points[data.name, steps_done] = point
-        counts = point.items, point.failed
-        self._events.emit(EvalDone(data.name, point.version, steps_done, point.score, *counts, point.digest))
-        if point.failed:
-            log.warning(
-                "evaluation %s at step %d: %d samples have no score", data.name, steps_done, point.failed
-            )
+    async def _ended(self) -> None:
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def _score(
+        self, sets: Sequence[EvalSet], label: str, step: int, older: asyncio.Task[None] | None
+    ) -> None:
+        if older is not None:  # its requests are done, its rewards may not be
+            await older
+        for made in await together(evaluate(self._means, data, label) for data in sets):
+            self.add(made, step)
+
+    def add(self, made: EvalPoint | NoPoint, step: int) -> None:
+        """A point, or why there is none, at the step of its version."""
+        if isinstance(made, NoPoint):
+            self._world.events.emit(EvalSkipped(made.name, made.version, step, made.reason))
+            log.warning("evaluation %s at step %d is not written: %s", made.name, step, made.reason)
+            return
+        self.points[made.name, step] = made
+        ks = {str(one.k): one.value for one in made.pass_at}
+        scored = made.score, made.items, made.failed, made.digest, ks
+        self._world.events.emit(EvalDone(made.name, made.version, step, *scored))
+        if made.failed:
+            log.warning("evaluation %s at step %d: %d samples have no score", made.name, step, made.failed)
+
+
+def point_metrics(point: EvalPoint, first: bool) -> dict[str, float]:
+    """The numbers of a point by their keys in metrics.jsonl."""
+    place = f"eval/{point.name.replace(', ', '_')}"
+    row = {f"{place}/score": point.score, f"{place}/failed": float(point.failed)}
+    row |= {f"{place}/pass@{one.k}": one.value for one in point.pass_at}
+    return row | ({EVAL_SCORE: point.score} if first else {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import Console
 
 from turnout.config.run_config import RunConfig
@@ -15,8 +17,8 @@ from turnout.observe.plots import write_plots
 from turnout.observe.samples import SampleRow, print_samples
 from turnout.observe.summary import EvalScore, RunSummary, lag_summary, wilson_interval, write_summary
 from turnout.rollout.evaluate import EvalPoint
+from turnout.schedule.eval_sets import BASELINE, SAMPLED
 from turnout.schedule.evaluations import EvalRuns
-from turnout.schedule.inputs import BASELINE, HELD_OUT, SAMPLED
 from turnout.schedule.session import RunOutcome
 
 
@@ -24,8 +26,9 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     """Audits and writes; called once, however the run ended."""
     events = [event for _, event in read_events(paths.events)]
     mismatch = outcome.curves.mismatch
-    before, after = _points(outcome.evals, HELD_OUT)
+    before, after = _points(outcome.evals, None)
     extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed}
+    extra["evaluations"] = [] if outcome.evals is None else _all_points(outcome.evals)
     extra["weight_versions"] = _versions([event for event in events if isinstance(event, VersionPublished)])
     extra |= lag_summary(events)
     for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
@@ -84,9 +87,25 @@ def _versions(published: list[VersionPublished]) -> dict[str, object]:
     }
 
 
-def _points(evals: EvalRuns | None, name: str) -> tuple[EvalScore | None, EvalScore | None]:
+def _all_points(evals: EvalRuns) -> list[dict[str, object]]:
+    """Every point of the run, as summary.json tells it."""
+    return [
+        {
+            "name": name,
+            "step": step,
+            "version": point.version,
+            **asdict(eval_score(point)),
+            "pass_at": {str(one.k): one.value for one in point.pass_at},
+        }
+        for (name, step), point in sorted(evals.points.items(), key=lambda item: item[0][1])
+    ]
+
+
+def _points(evals: EvalRuns | None, name: str | None) -> tuple[EvalScore | None, EvalScore | None]:
+    """The first and the last point of a set (None: of the first set)."""
     if evals is None:
         return None, None
+    name = evals.first_set if name is None else name
     first, last = evals.first_and_last(name)
     return eval_score(first) if first else None, eval_score(last) if last else None
 
@@ -102,7 +121,7 @@ def _json(score: EvalScore | None) -> dict[str, float | int] | None:
 
 
 def _sample_rows(evals: EvalRuns, count: int) -> list[SampleRow]:
-    first, last = evals.first_and_last(HELD_OUT)
+    first, last = evals.first_and_last(evals.first_set)
     if first is None or last is None:
         return []
     return [

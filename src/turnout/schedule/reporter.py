@@ -6,7 +6,7 @@ number is the same in two deterministic runs of the same seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from turnout.core.events import StepTrained, VersionPublished
@@ -34,11 +34,12 @@ RECENT_STEPS = 5
 
 @dataclass(frozen=True)
 class Sources:
-    """What the reporter asks when it draws: engines with their versions, (step, score) of evaluations, and the
-    version that was published last."""
+    """What the reporter asks when it draws: engines with their versions, (step, score) of the first evaluation set,
+    the metrics of all points in the order made, and the version that was published last."""
 
     engines: Callable[[], tuple[EngineView, ...]]
     evals: Callable[[], tuple[tuple[int, float], ...]]
+    eval_rows: Callable[[], Sequence[tuple[int, dict[str, float]]]] = lambda: ()
     published: Callable[[], VersionPublished | None] = lambda: None
 
 
@@ -142,14 +143,14 @@ class RunReporter:
         )
 
     def _tell_evals(self) -> tuple[tuple[int, float], ...]:
-        """Writes the points that are new: each before the row of the next step, whenever a tick comes."""
-        evals = self._sources.evals()
-        for step, score in evals[self._told_evals :]:
-            self._metrics.write(step, {EVAL_SCORE: score})
-            if not self._panel.live:
-                self.say(f"step {step}: evaluation {score:.3f}")
-        self._told_evals = len(evals)
-        return evals
+        """Writes the points that are new, whenever a tick comes: in sync each before the row of the next step."""
+        rows = self._sources.eval_rows()
+        for step, row in rows[self._told_evals :]:
+            self._metrics.write(step, row)
+            if EVAL_SCORE in row and not self._panel.live:
+                self.say(f"step {step}: evaluation {row[EVAL_SCORE]:.3f}")
+        self._told_evals = len(rows)
+        return self._sources.evals()
 
     def say(self, text: str) -> None:
         self._panel.say(text)

@@ -36,13 +36,15 @@ from turnout.schedule import wiring
 from turnout.schedule.checkpoint_state import CheckpointState
 from turnout.schedule.checkpoints import Contents, RunCheckpoints
 from turnout.schedule.control import ControlPlane, World
-from turnout.schedule.evaluations import EvalRuns
+from turnout.schedule.eval_sets import make_evaluations
+from turnout.schedule.evaluations import EvalRuns, EvalWorld
 from turnout.schedule.inputs import RunInputs
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.resume import find_beginning, restore_weights
 from turnout.schedule.run_record import RunRecord
+from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.weight_plane import (
     Origin,
     Publications,
@@ -57,7 +59,6 @@ from turnout.transfer.updater import Updater
 from turnout.weights.stock_checksums import stock_checksums
 
 log = logging.getLogger(__name__)
-ATTEST_DEADLINE_S = 60.0
 LAST_WORDS_S = 2.0
 TICK_S = 0.5
 Lost = Callable[[EngineDead], None]
@@ -157,7 +158,8 @@ class Session:
                 ),
                 rewards,
             )
-            evals = EvalRuns(inputs.evals, generator, rewards, events, self._phases)
+            around = EvalWorld(store.keep, events, self._phases, self._clock)
+            evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
             self.outcome.evals = evals
 
             def state(steps_done: int) -> CheckpointState:
@@ -184,7 +186,7 @@ class Session:
                 self._phases,
             )
             plane = ControlPlane(config, world, book, inputs.steps)
-            sources = Sources(self._engine_views, evals.curve, lambda: published.last)
+            sources = Sources(self._engine_views, evals.curve, evals.rows, lambda: published.last)
             reporter.open(config.run_name or "run", inputs.steps, sources)
 
             def lost(fault: EngineDead) -> None:
@@ -194,6 +196,10 @@ class Session:
 
             loop = self._loop(plane, world, updater, base)
             await self._supervised(loop, reporter, lost)
+            if evals.kept:  # on an engine of their own, when those of the run are gone
+                await asyncio.gather(*(engine.stop() for engine in self._engines))
+                await score_kept(config, evals, self.paths.weights, inputs.model, self._files)
+                reporter.tick()  # writes the points
             self.outcome.final_folder = final_checkpoint(self.paths.weights, self._current(updater))
         finally:
             trainer.close()

@@ -63,9 +63,11 @@ class InFlight(Protocol):
 
 
 class Pinned(Protocol):
-    """What an update asks of the evaluations: not to be in the middle of a version."""
+    """What an update asks of the evaluations: not to be in the middle of a version; they begin on a new one."""
 
     async def settled(self) -> None: ...
+
+    def renewed(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ class Updates:
         self._current, self.failure = version, None
         self._around.gate.committed(version, steps_done)
         self._around.in_flight.committed(steps_done)
+        self._around.pinned.renewed()
 
     def _fail(self, fault: TurnoutError, must: bool) -> None:
         if must:

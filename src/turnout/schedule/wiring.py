@@ -160,11 +160,7 @@ def staleness_policy(config: RunConfig) -> StalenessPolicy:
 
 
 def train_data(config: RunConfig) -> DataSpec:
-    return _data(config, config.prompt_data, (config.input_key, config.label_key))
-
-
-def eval_data(config: RunConfig, path: str) -> DataSpec:
-    return _data(config, path, config.eval_keys)
+    return data(config, config.prompt_data, (config.input_key, config.label_key))
 
 
 def rollout_plan(config: RunConfig) -> SamplingPlan:
@@ -179,17 +175,6 @@ def rollout_plan(config: RunConfig) -> SamplingPlan:
     return SamplingPlan(
         config.n_samples_per_prompt, params, config.rollout_request_timeout_s, config.min_group
     )
-
-
-def eval_plan(config: RunConfig, temperature: float) -> SamplingPlan:
-    params = SamplingParams(
-        max_new_tokens=config.eval_response_limit,
-        temperature=temperature,
-        stop=tuple(config.rollout_stop),
-        stop_token_ids=tuple(config.rollout_stop_token_ids),
-    )
-    samples = config.n_samples_per_eval_prompt if temperature > 0 else 1
-    return SamplingPlan(samples, params, config.rollout_request_timeout_s, 1)
 
 
 def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
@@ -210,7 +195,7 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _data(config: RunConfig, path: str, keys: tuple[str, str | None]) -> DataSpec:
+def data(config: RunConfig, path: str, keys: tuple[str, str | None]) -> DataSpec:
     return DataSpec(
         path=path,
         input_key=keys[0],

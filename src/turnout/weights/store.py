@@ -87,6 +87,7 @@ class WeightStore:
         self._topology: dict[str, Any] = {}
         self._committed: set[int] = set()
         self._pins: list[WeightVersion] = []
+        self._kept: list[WeightVersion] = []
         self._floor = 0
         self.mirror: Mirror | None = None
         self.post_write: Callable[[Path], None] | None = None
@@ -169,6 +170,10 @@ class WeightStore:
         with self._told("it cannot be seen whose it is"):
             self._owner.check()
 
+    def keep(self, version: WeightVersion) -> None:
+        """The version is wanted as long as the run lasts: nothing that makes it is removed."""
+        self._kept.append(version)
+
     def retain(
         self, committed: WeightVersion, now: float, engines: Iterable[WeightVersion] = ()
     ) -> list[str]:
@@ -185,7 +190,7 @@ class WeightStore:
                     frozenset(self._committed),
                     (committed, *engines),
                     tuple(version_of(rows[name], name) for name in self.followers.live(rows, now)),
-                    tuple(self._pins),
+                    (*self._pins, *self._kept),
                 ),
             )
 

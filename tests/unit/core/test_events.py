@@ -19,6 +19,7 @@ SAMPLES: dict[Any, Any] = {
     int | None: None,
     list[str]: ["a", ""],
     list[float]: [0.0, -1.5e-300],
+    dict[str, float]: {"1": 0.5},
     list[list[int]]: [[1, 2, 3, 4], []],
 }
 

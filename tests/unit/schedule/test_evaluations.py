@@ -1,43 +1,71 @@
-"""When a run evaluates, and that a step has one point of each set."""
+"""When a run evaluates and on which version, and that a step has one point of each set (ASY-14)."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import HANG, RESET, ScriptedEngine
 from tests.unit.rollout.parts import Bench, plan, prompts
-from turnout.core.events import EvalDone
+from turnout.core.errors import EngineDead
+from turnout.core.events import EvalDone, EvalSkipped
+from turnout.core.rng import SeedTree
+from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
-from turnout.rollout.evaluate import EvalSet
-from turnout.schedule.evaluations import EvalPlan, EvalRuns
+from turnout.rollout.evaluate import EvalMeans, EvalSet
+from turnout.schedule.evaluations import EvalPlan, EvalRuns, EvalWorld
 from turnout.schedule.phases import Phases
 
 HELD_OUT, BASELINE = EvalSet("held-out", prompts(2), plan(1)), EvalSet("baseline", prompts(1), plan(1))
 
 
-def run(
-    *asked: tuple[int, bool], interval: int | None = None, skip_before: bool = False
-) -> tuple[Any, EvalRuns]:
-    """(name, step) of every point told, after these calls (steps done, last)."""
+class World:
+    """Evaluations on one scripted engine; `version` is what it serves and what is committed."""
 
-    async def main() -> tuple[Any, EvalRuns]:
+    def __init__(self, engine: ScriptedEngine, made: EvalPlan) -> None:
+        self.engine, self.bench = engine, Bench(engine)
+        self.kept: list[WeightVersion] = []
+        self.at(0)
+        self.runs = EvalRuns(
+            made,
+            EvalMeans(self.bench.generator, self.bench.rewards, SeedTree(1)),
+            EvalWorld(self.kept.append, self.bench.log, Phases(RealClock()), RealClock()),
+            lambda: (self.version, self.version.counter),
+        )
+
+    def at(self, step: int) -> None:
+        """The version of this step is committed."""
+        self.version = WeightVersion(0, step, f"{step:032d}")
+        self.engine.label = self.version.label
+
+    def told(self) -> list[tuple[str, int]]:
+        return [(event.name, event.step) for event in self.bench.log.of(EvalDone)]
+
+
+def on(use: Callable[[World], Awaitable[Any]], made: EvalPlan) -> Any:
+    async def main() -> Any:
         async with ScriptedEngine() as engine:
-            bench = Bench(engine)
-            made = EvalRuns(
-                EvalPlan([HELD_OUT], [BASELINE], interval, skip_before),
-                bench.generator,
-                bench.rewards,
-                bench.log,
-                Phases(RealClock()),
-            )
-            for steps_done, last in asked:
-                await made.run_if_due(steps_done, last)
-            return [(event.name, event.step) for event in bench.log.of(EvalDone)], made
+            return await asyncio.wait_for(use(World(engine, made)), 20)
 
     return asyncio.run(main())
+
+
+def run(
+    *asked: tuple[int, bool], interval: int | None = None, skip_before: bool = False, **more: Any
+) -> tuple[Any, Any]:
+    """(name, step) of every point told, after these calls (steps done, last)."""
+
+    async def use(world: World) -> tuple[Any, Any]:
+        for steps_done, last in asked:
+            world.at(steps_done)
+            await world.runs.run_if_due(steps_done, last)
+        return world.told(), world.runs
+
+    return on(use, EvalPlan([HELD_OUT], [BASELINE], interval, skip_before, **more))
 
 
 @pytest.mark.parametrize(
@@ -70,3 +98,122 @@ def test_first_and_last() -> None:
     assert after is made.points["held-out", 2]
     assert made.first_and_last("baseline") == (made.points["baseline", 0], None)
     assert made.first_and_last("none") == (None, None)
+
+
+def test_asy_14_a_point_lands_at_the_step_of_its_version() -> None:
+    """With --update-weights-interval 3 the weights after step 4 are those of step 3."""
+
+    async def use(world: World) -> Any:
+        for step in range(9):
+            world.at(step - step % 3)
+            await world.runs.run_if_due(step, step == 8)
+        return world.bench.log.of(EvalDone), [call["extra_key"] for call in world.engine.sent("/generate")]
+
+    points, asked = on(use, EvalPlan([HELD_OUT], [], 2, True))
+    versions = [WeightVersion(0, n, f"{n:032d}").label for n in (3, 6)]
+    assert [(point.step, point.version) for point in points] == list(zip([3, 6], versions))
+    assert asked == [f"{version}!" for version in versions for _ in range(2)]
+
+
+BESIDE = EvalPlan([HELD_OUT, BASELINE], [], 1, False, beside=True, hold_s=20.0)
+
+
+def test_asy_14_beside_training_the_update_waits_for_the_requests() -> None:
+    async def use(world: World) -> Any:
+        gate = asyncio.Event()
+
+        async def held(body: Any) -> Any:
+            await gate.wait()
+            return world.engine.generated(body)
+
+        world.engine.on_generate = held
+        await world.runs.run_if_due(0, False)  # returns, though no request is answered
+        update = asyncio.ensure_future(world.runs.settled())
+        await world.engine.until_running(3)
+        assert not update.done()
+        gate.set()
+        await update
+        await world.runs.run_if_due(1, False)  # the version of step 1 is still on its way
+        world.at(1)
+        world.runs.renewed()
+        await world.runs.settled()
+        world.at(2)
+        world.runs.renewed()
+        await world.runs.run_if_due(2, True)
+        return world.bench.log.of(EvalDone), world.runs.rows()
+
+    points, rows = on(use, BESIDE)
+    assert [(point.name, point.step) for point in points] == [
+        ("held-out", 0), ("baseline", 0), ("held-out", 1), ("baseline", 1), ("held-out", 2), ("baseline", 2),
+    ]  # fmt: skip
+    assert [point.version[:7] for point in points] == [f"v00000{n}" for n in (0, 0, 1, 1, 2, 2)]
+    assert rows[0] == (0, {"eval/held-out/score": 1.0, "eval/held-out/failed": 0.0, "eval/score": 1.0})
+    assert rows[1] == (0, {"eval/baseline/score": 1.0, "eval/baseline/failed": 0.0})
+
+
+def test_asy_14_no_update_between_the_call_and_its_first_request() -> None:
+    """`settled` right after `run_if_due`, before the evaluation had a turn: it waits all the same."""
+
+    async def use(world: World) -> int:
+        await world.runs.run_if_due(0, False)
+        await world.runs.settled()
+        return len(world.engine.sent("/generate"))
+
+    assert on(use, BESIDE) == 3
+
+
+def test_asy_14_what_is_not_done_within_the_hold_is_cut_and_the_point_is_not_written() -> None:
+    async def use(world: World) -> Any:
+        world.engine.on_generate = lambda body: HANG
+        await world.runs.run_if_due(0, False)
+        await world.engine.until_running(3)
+        await world.runs.settled()
+        world.engine.on_generate = world.engine.generated
+        world.at(1)
+        await world.runs.run_if_due(1, True)
+        return world.told(), world.bench.log.of(EvalSkipped)
+
+    told, skipped = on(use, replace(BESIDE, hold_s=0.05))
+    assert told == [("held-out", 1), ("baseline", 1)], "the next points are made"
+    assert [(event.name, event.step, event.version[:7]) for event in skipped] == [
+        ("held-out", 0, "v000000"), ("baseline", 0, "v000000"),
+    ]  # fmt: skip
+    assert "were not done within 0.05 s (--eval-hold)" in skipped[0].reason
+
+
+def test_a_dead_engine_beside_training_ends_the_run_at_the_next_update() -> None:
+    async def use(world: World) -> None:
+        world.engine.on_generate = lambda body: RESET
+        await world.runs.run_if_due(0, False)
+        with pytest.raises(EngineDead):
+            while True:
+                await world.runs.settled()
+                await asyncio.sleep(0.01)
+
+    on(use, BESIDE)
+
+
+def test_closing_gives_up_what_is_under_way() -> None:
+    async def use(world: World) -> Any:
+        world.engine.on_generate = lambda body: HANG
+        await world.runs.run_if_due(0, False)
+        await world.engine.until_running(3)
+        await world.runs.close()
+        await world.engine.until_running(0)
+        return world.bench.log.events
+
+    assert on(use, BESIDE) == []
+
+
+def test_mode_checkpoint_keeps_versions_and_asks_no_engine() -> None:
+    async def use(world: World) -> Any:
+        for step in range(5):
+            world.at(step)
+            await world.runs.run_if_due(step, step == 4)
+        kept = [(version.counter, step, [s.name for s in sets]) for version, step, sets in world.runs.kept]
+        return kept, [v.counter for v in world.kept], world.engine.calls
+
+    kept, in_store, calls = on(use, EvalPlan([HELD_OUT], [BASELINE], 2, False, mode="checkpoint"))
+    assert kept == [(0, 0, ["held-out", "baseline"]), (2, 2, ["held-out"]), (4, 4, ["held-out"])]
+    assert in_store == [0, 2, 4]
+    assert calls == []

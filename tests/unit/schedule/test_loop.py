@@ -105,6 +105,9 @@ class World:
     async def settled(self) -> None:
         pass
 
+    def renewed(self) -> None:
+        pass
+
     def due(self, steps_done: int, last: bool) -> bool:
         return True
 

@@ -60,10 +60,14 @@ METRICS = {"tokens": 4.0, "optimizer_steps": 1.0, "mismatch_mean": 0.01, "loss":
 @pytest.mark.parametrize("ticks", [False, True])
 def test_an_evaluation_stands_before_the_row_of_the_next_step(ticks: bool, tmp_path: Path) -> None:
     points: list[tuple[int, float]] = []
+
+    def rows() -> list[tuple[int, dict[str, float]]]:
+        return [(step, {EVAL_SCORE: score}) for step, score in points]
+
     panel: Any = Panel()
     with MetricsLog(tmp_path / "m") as metrics:
         reporter = RunReporter(Log(), metrics, panel, Phases(RealClock()), RealClock())
-        reporter.open("run", 2, Sources(lambda: (), lambda: tuple(points)))
+        reporter.open("run", 2, Sources(lambda: (), lambda: tuple(points), rows))
         for step in range(2):
             points.append((step, 0.25))
             if ticks:
@@ -72,8 +76,8 @@ def test_an_evaluation_stands_before_the_row_of_the_next_step(ticks: bool, tmp_p
         points.append((2, 0.75))
         reporter.tick()
         reporter.tick()
-    rows = [(step, EVAL_SCORE in row) for step, row in read_metrics(tmp_path / "m")]
-    assert rows == [(0, True), (1, False), (1, True), (2, False), (2, True)]
+    found = [(step, EVAL_SCORE in row) for step, row in read_metrics(tmp_path / "m")]
+    assert found == [(0, True), (1, False), (1, True), (2, False), (2, True)]
     assert [text for text in panel.said if "evaluation" in text] == [
         "step 0: evaluation 0.250", "step 1: evaluation 0.250", "step 2: evaluation 0.750",
     ]  # fmt: skip
@@ -84,7 +88,7 @@ def test_what_a_version_took_is_in_the_row_and_in_the_picture(tmp_path: Path) ->
     made = VersionPublished("v", 0, 1, "a" * 32, 1, 6330, ["e0"], encoding="packed", density=0.01)
     with MetricsLog(tmp_path / "m") as metrics:
         reporter = RunReporter(Log(), metrics, panel, Phases(RealClock()), RealClock())
-        reporter.open("run", 1, Sources(lambda: (), lambda: (), lambda: made))
+        reporter.open("run", 1, Sources(lambda: (), lambda: (), published=lambda: made))
         reporter.step(batch(0, 0.0, 1.0), METRICS, WeightVersion(0, 1, "a" * 32))
     ((_, row),) = read_metrics(tmp_path / "m")
     assert (row["weights/bytes"], row["weights/density"]) == (6330, 0.01)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from turnout.config.option import PATH, Options, option
 
@@ -57,6 +57,24 @@ class EvalOptions(Options):
 
     eval_prompt_data: str | None = option(
         None, "Held-out prompts, in the forms of --prompt-data.", unset="no evaluation", pattern=PATH
+    )
+    eval_config: str | None = option(
+        None,
+        "A YAML file with several held-out data sets, each with its own sampling, in place of --eval-prompt-data.",
+        unset="one data set",
+        pattern=PATH,
+    )
+    eval_mode: Literal["shared", "checkpoint", "dedicated"] = option(
+        "shared",
+        "Who answers: the run's engines, while the version is theirs; or the version is kept, and scored after "
+        "the run.",
+    )
+    eval_hold: float = option(
+        60.0,
+        "Longest that an evaluation beside training (--schedule async) holds the next weights back; what is not "
+        "done then is cut, and the point is not written.",
+        unit="seconds",
+        ge=0,
     )
     eval_interval: int | None = option(
         None,
