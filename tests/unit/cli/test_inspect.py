@@ -167,3 +167,15 @@ def test_a_ledger_whose_writer_was_killed_is_read_without_torch(ledger: Ledger, 
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "all rewards equal" in done.stdout
+
+
+def test_a_ledger_that_lies_elsewhere_is_found_by_the_link_to_it(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "ledger.sqlite").symlink_to(tmp_path / "ledger.sqlite")
+    assert told(capsys, run) == told(capsys, tmp_path)
+    assert [path.name for path in run.iterdir()] == ["ledger.sqlite"], (
+        "its log lies beside the file, not the link"
+    )
