@@ -56,7 +56,7 @@ def test_the_ledger_may_lie_elsewhere_and_the_folder_of_the_run_has_a_link_to_it
     for words in (["--run-dir", "c"], []):
         with pytest.raises(ConfigError, match=r"local/disk: holds a ledger\.sqlite already"):
             make_run_dir(load(write(), [*words, "--ledger-dir", "local/disk"]))
-    with pytest.raises(ConfigError, match="--ledger-dir = train.jsonl/x: can't be used"):
+    with pytest.raises(ConfigError, match=r"--ledger-dir = train\.jsonl/x: can't be used"):
         make_run_dir(load(write(), ["--run-dir", "d", "--ledger-dir", "train.jsonl/x"]))
 
 

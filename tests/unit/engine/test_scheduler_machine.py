@@ -75,7 +75,10 @@ class FakeEngine:
                 assert epoch >= self.started[request.rid][1]
                 older = older or epoch < self.epoch
             self.scheduler.computed(chunk)
-            self.started[request.rid] = (request.pages, self.started[request.rid][1])  # a twin may have taken over
+            self.started[request.rid] = (
+                request.pages,
+                self.started[request.rid][1],
+            )  # a twin may have taken over
             assert chunk.samples == (end == len(request.tokens))
             if chunk.samples:
                 self.clock += 1
