@@ -23,7 +23,7 @@ from benchmarks.paced_engine import ENDLESS
 from turnout.config.run_config import RunConfig
 from turnout.core.ports import Clock
 from turnout.core.rng import SeedTree
-from turnout.core.types import Prompt
+from turnout.core.types import Prompt, TrainBatch
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
 from turnout.rollout.book import GroupBook
@@ -42,13 +42,13 @@ from turnout.serving.client import EngineClient
 from turnout.sim.engine import EngineShape, VirtualEngine
 from turnout.sim.faults import Faults
 from turnout.sim.loop import Life, VirtualClock, VirtualLoop
-from turnout.sim.model import length_of, prompt_ids
+from turnout.sim.model import length_of, prompt_ids, weights
 from turnout.sim.network import VirtualClient, Wire
-from turnout.sim.trainer import History, VirtualTrainer
 from turnout.sim.transport import VirtualTransport
 from turnout.transfer.transport import Export, Ready
 from turnout.transfer.updater import UpdatePolicy, Updater
 from turnout.weights.digest import root_of
+from turnout.weights.tensors import HostTensor
 
 PROMPT_TOKENS = 4
 DEADLINE_S = 1e5
@@ -129,31 +129,33 @@ class Decoder:
         return hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=8).hexdigest()
 
 
-class PacedTrainer(VirtualTrainer):
-    """Sleeps; `ended` is when the last step did."""
+class PacedTrainer:
+    """Sleeps; its weights say how many steps it did. `ended` is when the last step did."""
 
     def __init__(self, setting: Setting, clock: Clock) -> None:
-        self.history = History()
-        super().__init__(self.history, clock, NO_FAULTS, lambda: setting.train_s)
-        self._clock, self.ended = clock, 0.0
+        self._seconds, self._clock = setting.train_s, clock
+        self.ended, self.steps, self.lengths = 0.0, 0, list[int]()
 
-    async def train(self, batch: Any) -> dict[str, float]:
-        metrics = await super().train(batch)
+    async def train(self, batch: TrainBatch) -> dict[str, float]:
+        await self._clock.sleep(self._seconds)
         self.ended = self._clock.now()
-        return metrics
+        self.steps += 1
+        self.lengths += [len(sample.response_ids) for sample in batch.samples]
+        return {"tokens": float(batch.response_tokens), "optimizer_steps": 1.0, "mismatch_mean": 0.0}
 
-    def lengths(self) -> list[int]:
-        batches = [state.batch for state in self.history.steps if state.batch is not None]
-        return [len(sample.response_ids) for batch in batches for sample in batch.samples]
+    def export(self) -> list[HostTensor]:
+        return weights(self.steps.to_bytes(8, "little"))
+
+    @property
+    def root(self) -> str:
+        return root_of(self.export())
 
 
 class NamedVersions(VirtualTransport):
     """Versions that are names and digests; writing one takes `publish_s`."""
 
-    detached = True
-
     def __init__(self, clock: Clock, publish_s: float) -> None:
-        self._clock, self._publish_s = clock, publish_s
+        self._clock, self._publish_s, self.detached = clock, publish_s, True
         self._prepared: dict[str, str] = {}
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
@@ -175,6 +177,10 @@ class Nothing:
     async def run_if_due(self, steps_done: int, last: bool) -> None: ...
 
     async def settled(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def renewed(self) -> None: ...
 
     def due(self, steps_done: int, last: bool) -> bool:
         del steps_done, last
@@ -239,7 +245,7 @@ async def run_plane(
         await updater.adopt(base, DEADLINE_S)
         began = clock.now()
         await plane.run(base)
-    return Outcome(trainer.ended - began, trainer.lengths(), nothing.lag, phases.take())
+    return Outcome(trainer.ended - began, trainer.lengths, nothing.lag, phases.take())
 
 
 def unchanged(_plane: ControlPlane) -> None: ...

@@ -55,11 +55,12 @@ class Trajectory:
     kv_mixed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        count = len(self.response_ids)
         if not self.kv_mixed:
-            object.__setattr__(self, "kv_mixed", (0,) * len(self.response_ids))
-        lengths = [len(self.response_ids), len(self.logprobs), len(self.loss_mask), len(self.spans)]
-        lengths += [len(self.engines), len(self.kv_mixed)]
-        if len(set(lengths)) != 1:
+            object.__setattr__(self, "kv_mixed", (0,) * count)
+        of_each = self.logprobs, self.loss_mask, self.spans, self.engines, self.kv_mixed
+        if any(len(values) != count for values in of_each):
+            lengths = [count, *map(len, of_each)]
             raise InvariantBroken(
                 "tokens, log-probs, mask, spans, engines and KV marks differ in length: "
                 + ", ".join(map(str, lengths))

@@ -69,12 +69,17 @@ class Runs:
     runs: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for index, (tokens, label) in enumerate(self.runs):
-            if tokens <= 0 or (index and self.runs[index - 1][1] == label):
+        before = None
+        for tokens, label in self.runs:
+            if tokens <= 0 or label == before:
                 raise ValueError(f"spans are not normal: {self.runs}")
+            before = label
 
     def __len__(self) -> int:
-        return sum(tokens for tokens, _ in self.runs)
+        total = 0
+        for tokens, _ in self.runs:
+            total += tokens
+        return total
 
     def extended(self, tokens: int, label: str) -> Self:
         """These runs with `tokens` more tokens made by `label`."""

@@ -70,7 +70,8 @@ class Draft:
         self.ids += new.output_ids
         self._logprobs += new.logprobs
         self._mixed += new.kv_mixed
-        self._mask += [int(not (mixed and self._mask_kv_mixed)) for mixed in new.kv_mixed]
+        masks = self._mask_kv_mixed and any(new.kv_mixed)
+        self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else [1] * len(new.kv_mixed)
         for tokens, label in new.spans:
             _lengthen(self._spans, tokens, label)
             self._open.append((tokens, label))
@@ -150,6 +151,9 @@ def _lengthen(runs: list[tuple[int, str]], tokens: int, label: str) -> None:
 
 def _between(runs: list[tuple[int, str]], first: int, last: int) -> tuple[tuple[int, str], ...]:
     """The runs of the tokens `first` to `last` (exclusive)."""
+    if len(runs) == 1:  # as nearly always
+        inside = min(runs[0][0], last) - first
+        return ((inside, runs[0][1]),) if inside > 0 else ()
     found: list[tuple[int, str]] = []
     at = 0
     for tokens, label in runs:

@@ -17,7 +17,7 @@ Importance weights are no verdict: turnout.train.off_policy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -70,13 +70,21 @@ def token_lags(member: Trajectory, exported_at: Exports, steps_done: int) -> tup
     """Lag of each response token, [T]. Raises InvariantBroken where a trainable one is of a version that was never
     published here; a masked one counts as NEVER."""
     lags: list[int] = []
-    for tokens, label in member.spans.runs:
-        first = len(lags)
-        exported = exported_at.get(label)
-        if label not in exported_at and any(member.loss_mask[first : first + tokens]):
-            raise InvariantBroken(f"tokens of {label}, never published here")
-        lags += [NEVER if exported is None else steps_done - exported] * tokens
+    for lag, mask in _runs(member, exported_at, steps_done):
+        lags += [lag] * len(mask)
     return tuple(lags)
+
+
+def _runs(member: Trajectory, exported_at: Exports, steps_done: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The lag of each run of tokens of one version, and their loss mask. Raises as `token_lags` does."""
+    first = 0
+    for tokens, label in member.spans.runs:
+        mask = member.loss_mask[first : first + tokens]
+        exported = exported_at.get(label)
+        if label not in exported_at and any(mask):
+            raise InvariantBroken(f"tokens of {label}, never published here")
+        yield NEVER if exported is None else steps_done - exported, mask
+        first += tokens
 
 
 def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: StalenessPolicy) -> Verdict:
@@ -85,11 +93,11 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
     Raises InvariantBroken, naming the group, where a trainable token's version was never published here.
     """
     try:
-        lags = [token_lags(member, exported_at, steps_done) for member in group.trajectories]
+        runs = [run for member in group.trajectories for run in _runs(member, exported_at, steps_done)]
     except InvariantBroken as fault:
         raise InvariantBroken(f"group {group.group_id} holds {fault}") from None
     bound = policy.max_staleness
-    lag = max((_oldest(t, a) for t, a in zip(group.trajectories, lags)), default=0)
+    lag = max((lag for lag, mask in runs if any(mask)), default=0)
     if lag <= bound:
         return Verdict(Fate.KEEP, lag, group)
     why = (
@@ -101,7 +109,7 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
         return Verdict(Fate.DROP, lag, group, reason=f"{STALE}{why}, in attempt {group.attempt + 1}")
     if policy.over is not Fate.MASK:
         return Verdict(policy.over, lag, group, reason=f"{STALE}{why}")
-    masked = tuple(_masked(t, a, policy) for t, a in zip(group.trajectories, lags))
+    masked = tuple(_masked(t, token_lags(t, exported_at, steps_done), policy) for t in group.trajectories)
     lost = sum(sum(t.loss_mask) - sum(m.loss_mask) for t, m in zip(group.trajectories, masked))
     if not any(any(m.loss_mask) for m in masked):
         return Verdict(Fate.DROP, lag, group, reason=f"{STALE}no token is left, {why}")
@@ -110,17 +118,12 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
 
 def trained_lags(groups: Iterable[RolloutGroup], exported_at: Exports, steps_done: int) -> Counter[int]:
     """How many trainable tokens of the groups have which lag."""
-    return Counter(
-        lag
-        for group in groups
-        for member in group.trajectories
-        for lag, may_train in zip(token_lags(member, exported_at, steps_done), member.loss_mask)
-        if may_train
-    )
-
-
-def _oldest(member: Trajectory, lags: tuple[int, ...]) -> int:
-    return max((lag for lag, may_train in zip(lags, member.loss_mask) if may_train), default=0)
+    counted = Counter[int]()
+    for group in groups:
+        for member in group.trajectories:
+            for lag, mask in _runs(member, exported_at, steps_done):
+                counted[lag] += sum(mask)
+    return +counted
 
 
 def _masked(member: Trajectory, lags: tuple[int, ...], policy: StalenessPolicy) -> Trajectory:

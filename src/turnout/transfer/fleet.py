@@ -32,13 +32,24 @@ class Fleet:
         self.engines = {engine.engine_id: engine for engine in engines}
         self.min_engines = len(engines) if min_engines is None else min_engines
         self.max_engine_lag = max_engine_lag
-        self.current: Held | None = None
+        self._current: Held | None = None
+        self._routable: list[EngineClient] | None = (
+            None  # of requests without a minimum; None: to be found anew
+        )
         self._events = events
         self.lives = Counter[str]()  # by engine, how often all that was known of it became void
         self._failures = Counter[str]()
         self._apart: set[str] = set()
         self._tentative: set[str] = set()
         self._committed: set[str] = set()  # labels
+
+    @property
+    def current(self) -> Held | None:
+        return self._current
+
+    @current.setter
+    def current(self, held: Held) -> None:
+        self._current, self._routable = held, None
 
     @property
     def fenced(self) -> set[str]:
@@ -53,6 +64,7 @@ class Fleet:
 
     def add(self, engine: EngineClient) -> None:
         """A new engine, or one that started again: nothing is known of it, its failures are forgotten."""
+        self._routable = None
         self.engines[engine.engine_id] = engine
         self.lives[engine.engine_id] += 1
         engine.holds = None
@@ -64,11 +76,13 @@ class Fleet:
 
     def activate(self, engine_id: str) -> None:
         """The engine is told to change its weights: it takes no request until that is committed."""
+        self._routable = None
         self._tentative.add(engine_id)
 
     def fence(self, engine_id: str, label: str, reason: str) -> None:
         """No request goes to the engine until it holds a committed version again; `label` names the version that
         it failed to take (empty: none)."""
+        self._routable = None
         self.engines[engine_id].holds = None
         self.lives[engine_id] += 1
         self._tentative.discard(engine_id)
@@ -83,6 +97,7 @@ class Fleet:
     def hold(self, engine_id: str, held: Held) -> None:
         """The engine attested a version that is committed."""
         self._committed.add(held.version.label)
+        self._routable = None
         self.engines[engine_id].holds = held
         self._tentative.discard(engine_id)
         self._failures.pop(engine_id, None)
@@ -97,6 +112,8 @@ class Fleet:
     def routable(self, minimum: VersionConstraint | None = None) -> list[EngineClient]:
         """The engines that a request may go to, in a fixed order; raises WeightError where there is none."""
         assert self.current is not None, "a base version is adopted before anything is routed"
+        if minimum is None and self._routable is not None:
+            return self._routable
         found = [
             engine
             for name, engine in self.engines.items()
@@ -108,4 +125,6 @@ class Fleet:
             raise WeightError(
                 f"no engine may serve {minimum or self.current.version.label}; fenced: {fenced or 'none'}"
             )
+        if minimum is None:
+            self._routable = found
         return found
