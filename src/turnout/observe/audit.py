@@ -22,6 +22,7 @@ from turnout.core.events import (
     RunStarted,
     StepTrained,
 )
+from turnout.observe.audit_groups import REQUEUE_RULES
 from turnout.observe.audit_log import as_one, ended_well, of_kind
 from turnout.observe.audit_versions import VERSION_RULES
 
@@ -177,6 +178,7 @@ GROUP_RULES: tuple[Rule, ...] = (
 RULES: tuple[Rule, ...] = (
     log_opens_and_closes_once,
     *GROUP_RULES,
+    *REQUEUE_RULES,
     lengths_agree,
     *VERSION_RULES,
     nothing_is_left_over,

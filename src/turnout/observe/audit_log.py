@@ -9,6 +9,7 @@ from turnout.core.events import (
     Event,
     GroupCompleted,
     GroupDropped,
+    GroupRequeued,
     GroupTaken,
     GroupTrained,
     RunEnded,
@@ -55,7 +56,7 @@ def as_one(log: Sequence[Event]) -> list[Event]:
     return told
 
 
-GROUPS = (GroupTaken, GroupCompleted, GroupDropped, GroupTrained)
+GROUPS = (GroupTaken, GroupCompleted, GroupDropped, GroupRequeued, GroupTrained)
 
 
 def _undone(event: Event, step: int) -> bool:

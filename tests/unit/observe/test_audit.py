@@ -11,7 +11,10 @@ from turnout.core.events import (
     EngineLost,
     EngineReady,
     GroupCompleted,
+    GroupCut,
     GroupDropped,
+    GroupRequeued,
+    GroupResumed,
     GroupTaken,
     GroupTrained,
     RunEnded,
@@ -129,6 +132,31 @@ PLANTED = [
         "trained_groups_were_completed",
         lambda log: inserted(log, StepTrained, log[find(log, GroupCompleted)]),
         "completed twice",
+    ),
+    (
+        "cut_groups_keep_their_tokens",
+        lambda log: inserted(log, GroupCompleted, GroupResumed("g0a", 3)),
+        "g0a was resumed without being cut",
+    ),
+    (
+        "cut_groups_keep_their_tokens",
+        lambda log: inserted(log, GroupCompleted, GroupCut("g0a", 4), GroupResumed("g0a", 3)),
+        "resumed with 3 tokens",
+    ),
+    (
+        "cut_groups_keep_their_tokens",
+        lambda log: inserted(log, GroupCompleted, GroupCut("g0a", 4)),
+        "complete while it was cut",
+    ),
+    (
+        "requeued_prompts_begin_anew",
+        lambda log: inserted(log, GroupDropped, GroupRequeued("g0x", "stale", "g0y")),
+        "g0y was never taken",
+    ),
+    (
+        "requeued_prompts_begin_anew",
+        lambda log: inserted(log, GroupDropped, GroupRequeued("g0x", "stale", "g1a")),
+        "g1a has prompt p-g1a, g0x had p",
     ),
     ("lengths_agree", lambda log: changed(log, GroupCompleted, lengths=[[3, 3, 2, 3], [1] * 4]), "member 0"),
     ("lengths_agree", lambda log: changed(log, GroupCompleted, lengths=[[3] * 4, [1] * 3]), "member 1"),
@@ -400,3 +428,13 @@ def test_tokens_of_an_undone_version_need_the_same_weights_made_again() -> None:
         for event in log
     ]
     assert any(rule == "sync_trains_the_current_version" for rule, _ in audit(log).failed)
+
+
+def test_groups_that_were_cut_requeued_and_left_in_flight_are_right_when_they_go_on() -> None:
+    log = inserted(good(), GroupCompleted, GroupCut("g0a", 4), GroupResumed("g0a", 4))
+    requeued = [GroupTaken("g0r", "p", 0), GroupRequeued("g0r", "stale", "g0s"), GroupTaken("g0s", "p", 0)]
+    log = inserted(log, GroupDropped, *requeued, GroupDropped("g0s", "surplus"))
+    assert audit(log).ok
+    again = RunStarted("run", 2, 7, "sync", 0, resumed_at=0)
+    log = inserted(log, GroupCompleted, again, GroupResumed("g0b", 7), at=1)
+    assert "cut_groups_keep_their_tokens" in audit(log).passed
