@@ -12,7 +12,7 @@ from turnout.cli.options import split_run_file
 from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
-from turnout.core.errors import TurnoutError
+from turnout.core.errors import RunStopped, TurnoutError
 
 TERMINATED = 143
 
@@ -50,9 +50,22 @@ async def _run(session: object, inputs: object, config: RunConfig, paths: RunPat
     panel = Panel(config.panel, RealClock())
     panel.say(f"run {paths.root}")
     task = asyncio.ensure_future(session.run(inputs, panel))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+    def told(name: str) -> None:
+        """The first time in good order, the second time at once."""
+        if session.stopping:
+            task.cancel()
+        else:
+            panel.say(f"{name}: the run stops, within {config.grace_s:g} s")
+            session.stop("interrupted", name)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        asyncio.get_running_loop().add_signal_handler(number, told, number.name)
     try:
         await task
+    except RunStopped as end:
+        print(f"turnout: {end}; the same command goes on with it", file=sys.stderr)
+        return 0 if session.outcome.status == "paused" else TERMINATED
     except asyncio.CancelledError:
         print("turnout: terminated", file=sys.stderr)
         return TERMINATED
@@ -62,9 +75,11 @@ async def _run(session: object, inputs: object, config: RunConfig, paths: RunPat
 def _finish(config: RunConfig, paths: RunPaths, session: object) -> None:
     from turnout.placement.real import DiskStore
     from turnout.schedule.finish import finish, show
-    from turnout.schedule.session import Session
+    from turnout.schedule.session import SUPERSEDED, Session
 
     assert isinstance(session, Session)
+    if session.outcome.status == SUPERSEDED:
+        return
     summary = finish(config, paths, session.outcome, DiskStore())
     if session.outcome.status == "finished":
         show(config, paths, session.outcome, summary)

@@ -18,6 +18,7 @@ TurnoutError (1)
 +-- DeadlineExceeded (7)       names what was waited for
 +-- LedgerError (8)            the ledger can't be written: disk full, input/output error
 |   +-- OwnerLost              a later incarnation of the run writes it: this process stops
++-- RunStopped (143)           asked to stop: a signal, --max-wall-time
 +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
 +-- InvariantBroken (70)       the program contradicts its own promises
 """
@@ -146,6 +147,12 @@ class LedgerError(TurnoutError):
 
 class OwnerLost(LedgerError):
     """A later incarnation of the run took the ledger: this process must not write, or say, anything more."""
+
+
+class RunStopped(TurnoutError):
+    """The run was asked to stop before its end, and has; a resume goes on with it."""
+
+    exit_status = 143  # as of a process that SIGTERM ended
 
 
 class IllegalTransition(TurnoutError):

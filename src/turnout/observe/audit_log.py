@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from turnout.core.events import (
+    EvalDone,
     Event,
     GroupCompleted,
     GroupDropped,
@@ -60,4 +61,6 @@ GROUPS = (GroupTaken, GroupCompleted, GroupDropped, GroupRequeued, GroupTrained)
 
 
 def _undone(event: Event, step: int) -> bool:
+    if isinstance(event, EvalDone):  # its step counts train steps done
+        return event.step > step
     return isinstance(event, GroupTrained | StepTrained) and event.step >= step

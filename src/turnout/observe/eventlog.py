@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -26,19 +27,36 @@ log = logging.getLogger(__name__)
 class EventLog:
     """The writer. `size` is the length of the file in bytes, `torn_bytes` what was cut off when it was opened."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
-        """Opens `path` for appending; raises ConfigError where another process writes it."""
+    def __init__(self, path: Path, clock: Clock, take_over: bool = False) -> None:
+        """Opens `path` for appending; raises ConfigError where another process writes it. `take_over`: whoever
+        writes it has lost the run (the ledger has another owner), and goes on with a file that nobody reads."""
         self._path, self._clock = path, clock
         self._file = path.open("ab", buffering=0)
+        if not self._locked() and take_over:
+            self._file.close()
+            log.warning("%s is held by a process of an earlier incarnation: it is left behind", path)
+            own = path.with_name(f".{path.name}.{os.getpid()}")
+            shutil.copyfile(path, own)
+            own.replace(path)
+            self._file = path.open("ab", buffering=0)
+        if not self._locked():
+            self._file.close()
+            reason = "another run writes it"
+            raise ConfigError(Fault(str(path), "", reason, "give each run its own --run-dir"))
+        self.size, self.torn_bytes = cut_torn_end(path)
+        if self.torn_bytes:
+            log.warning("%s: cut off %d bytes of an event that was never finished", path, self.torn_bytes)
+
+    def _locked(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
-            reason = "another run writes it"
-            raise ConfigError(Fault(str(path), "", reason, "give each run its own --run-dir")) from None
-        self.size, self.torn_bytes = _cut_torn_end(path)
-        if self.torn_bytes:
-            log.warning("%s: cut off %d bytes of an event that was never finished", path, self.torn_bytes)
+            return False
+        return True
+
+    def sync(self) -> None:
+        """What was written is on stable storage after this."""
+        os.fsync(self._file.fileno())
 
     def emit(self, event: Event) -> None:
         """Appends one event. Raises InvariantBroken where it holds something that JSON doesn't have (NaN)."""
@@ -86,7 +104,7 @@ def _parse(line: bytes, path: Path, number: int) -> tuple[float, Event]:
         raise DataError(Fault(f"{path}:{number}", shown, reason, "was the file edited?")) from None
 
 
-def _cut_torn_end(path: Path) -> tuple[int, int]:
+def cut_torn_end(path: Path) -> tuple[int, int]:
     """Cuts the file after its last newline; (bytes kept, bytes cut)."""
     size = path.stat().st_size
     end = size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,10 +31,13 @@ Row = dict[str, float | None]
 class MetricsLog:
     """The writer. `nonfinite` counts the numbers that were not finite, by key."""
 
-    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
-        """`tensorboard` is the folder for TensorBoard's files, None for none."""
+    def __init__(self, path: Path, tensorboard: Path | None = None, behind: int | None = None) -> None:
+        """`tensorboard` is the folder for TensorBoard's files, None for none. `behind`: the run goes on after so
+        many steps; rows of later ones are taken out, as TensorBoard is told to, since they will be written anew."""
+        if behind is not None and path.exists():
+            _rewind(path, behind)
         self._file = path.open("a", encoding="utf-8", newline="\n", buffering=1)
-        self._board = None if tensorboard is None else _board(tensorboard)
+        self._board = None if tensorboard is None else _board(tensorboard, behind)
         self.nonfinite: dict[str, int] = {}
 
     def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
@@ -51,6 +55,10 @@ class MetricsLog:
         self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
         if self._board is not None:
             self._board.flush()
+
+    def sync(self) -> None:
+        """What was written is on stable storage after this."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -84,7 +92,15 @@ def repeatable(row: Row) -> Row:
     return {key: value for key, value in row.items() if not key.startswith(SECONDS)}
 
 
-def _board(folder: Path) -> Any:
+def _rewind(path: Path, steps: int) -> None:
+    """Replaces the file by its rows of at most `steps` steps, at once."""
+    kept = [json.dumps({"step": step, **row}) + "\n" for step, row in read_metrics(path) if step <= steps]
+    own = path.with_name(f".{path.name}.{os.getpid()}")
+    own.write_text("".join(kept), encoding="utf-8")
+    own.replace(path)
+
+
+def _board(folder: Path, behind: int | None) -> Any:
     from tensorboardX import SummaryWriter  # noqa: PLC0415  late: it takes half a second
 
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=None if behind is None else behind + 1)

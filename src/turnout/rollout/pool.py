@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnout.core.errors import InvariantBroken, TrainError, TurnoutError
+from turnout.core.errors import InvariantBroken, RunStopped, TrainError, TurnoutError
 from turnout.core.ports import Clock
 from turnout.core.rng import SeedTree
 from turnout.core.types import RolloutGroup
@@ -21,52 +21,12 @@ from turnout.rollout.book import GroupBook
 from turnout.rollout.buffer import WindowBuffer
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.journal import TokenJournal
+from turnout.rollout.pool_plan import NO_DATA, SURPLUS, PoolPlan, Taken
 from turnout.rollout.returning import Returning, masked
 from turnout.rollout.sampler import Cut
 from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
-from turnout.rollout.worker import Generator, GroupFailed, SamplingPlan
-
-NO_DATA = "end of the data"
-SURPLUS = "surplus"
-
-
-@dataclass(frozen=True)
-class CollectLimits:
-    """Of one step: groups that may fail, groups of equal reward that may be dropped where `filter_equal`."""
-
-    max_failed: int
-    max_filtered: int
-    filter_equal: bool
-
-
-@dataclass(frozen=True)
-class PoolPlan:
-    """`per_step` groups a step, `steps` steps in all (None: until the data ends), `deadline_s` for each `take`.
-    `surplus` says what becomes of groups in flight when a step has its groups: they go on, or with more slots than
-    groups (over-sampling) are dropped or kept as they are until the next version is committed, when `lead_groups`
-    are complete beside them."""
-
-    per_step: int
-    slots: int
-    window: int
-    steps: int | None
-    sampling: SamplingPlan
-    limits: CollectLimits
-    deadline_s: float
-    surplus: str = "goes on"
-    lead_groups: int = 0
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Groups in order, what was lost on the way, and why there are fewer than asked (`short`)."""
-
-    groups: list[RolloutGroup]
-    failed: int
-    filtered: int
-    short: str
-    last: bool
+from turnout.rollout.worker import Generator, GroupFailed
 
 
 @dataclass(frozen=True)
@@ -98,7 +58,7 @@ class RolloutPool:
         self._step, self._in_hand = first_step, 0
         self._failed: Counter[str] = Counter()
         self._filtered = 0
-        self._held = self._closing = False
+        self._held = self._closing = self._stopping = False
         self._cutter, self._journal = Cut(), TokenJournal(ports.book.ledger, ports.clock)
         self._fault: BaseException | None = None
         self._news = asyncio.Event()
@@ -116,6 +76,17 @@ class RolloutPool:
                 self._charged += 1
 
     @property
+    def step(self) -> int:
+        """The step for which groups are taken now."""
+        return self._step
+
+    def stop(self) -> None:
+        """Nothing is admitted any more, and whoever takes groups gets RunStopped. What is in flight goes on until
+        `close`, which keeps its tokens."""
+        self._stopping = self._held = True
+        self.changed()
+
+    @property
     def in_flight(self) -> int:
         return len(self._running)
 
@@ -123,7 +94,7 @@ class RolloutPool:
         """The oldest `count` groups, which are then in hand, for the batch of the current step. Raises TrainError
         where too many failed or all were filtered, the update's error where slots are never freed any more."""
         end = self._ports.clock.now() + self.plan.deadline_s
-        self._held = False
+        self._held = self._stopping
         self._pump()
         while (keys := self._choice(count)) is None:
             self._check()
@@ -168,7 +139,7 @@ class RolloutPool:
         """A version with all train steps before `steps_done` in it is current; `root` is its digest."""
         while self._uncommitted and self._uncommitted[0][0] < steps_done:
             self._charged -= self._uncommitted.popleft()[1]
-        self._held = False
+        self._held = self._stopping
         self.release(steps_done, root)
         self._pump()
         self.changed()
@@ -358,6 +329,8 @@ class RolloutPool:
     def _check(self) -> None:
         if self._fault is not None:
             raise self._fault
+        if self._stopping:
+            raise RunStopped(f"stopped after {self._step} steps")
         limits = self.plan.limits
         if self._failed.total() > limits.max_failed:
             reason, times = self._failed.most_common(1)[0]

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class CheckpointState:
     """Where a run stood after `step` train steps, besides trainer and ledger. `position` is the next ordinal of the
-    source, in `epoch`; `version` the committed version of these weights; `exported` the train steps done when each
-    version was exported, by label; `points` the evaluation points so far, as their events hold them; `data` the
-    digest of the prompts."""
+    source, in `epoch`; `version` the committed version of these weights; `data` the digest of the prompts."""
 
     run_id: str
     incarnation: int
@@ -40,8 +38,6 @@ class CheckpointState:
     epoch: int
     version: WeightVersion
     data: str
-    exported: dict[str, int] = field(default_factory=dict[str, int])
-    points: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 @dataclass(frozen=True)

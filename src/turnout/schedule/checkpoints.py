@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
@@ -54,12 +54,14 @@ class Calls(Protocol):
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds besides the trainer: `state` after so many steps; `ledger` writes a copy of the
-    ledger into the folder; `check` raises where another incarnation has taken over."""
+    """What a checkpoint holds besides the trainer. `state` after so many steps, None where the version of that step
+    is not current; `ledger` writes a copy of the ledger into the folder; `check`, on another thread, syncs what
+    else a resume reads, and raises where another incarnation has taken over; `saved` is told of a complete one."""
 
-    state: Callable[[int], CheckpointState]
-    ledger: Callable[[Path], Any]
+    state: Callable[[int], CheckpointState | None]
+    ledger: Callable[[Path], None]
     check: Callable[[], None]
+    saved: Callable[[CheckpointState], None]
 
 
 class RunCheckpoints:
@@ -93,7 +95,11 @@ class RunCheckpoints:
 
     async def save(self, steps_done: int) -> None:
         """One now, where there is none of this step yet. No train step may run, and its version is committed."""
+        state = self._contents.state(steps_done)
         if steps_done == self.saved:
+            return
+        if state is None:
+            log.warning("no checkpoint after %d steps: the version of that step is not current", steps_done)
             return
         folder = self._plan.folder
         final = folder / f"step_{steps_done:06d}"
@@ -106,7 +112,6 @@ class RunCheckpoints:
         staged.mkdir()
         try:
             await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
-            state = self._contents.state(steps_done)
             self._contents.ledger(staged)
             await self._trainer.call(
                 "the checkpoint to be saved", lambda _: self._publish(staged, final, state)
@@ -115,6 +120,7 @@ class RunCheckpoints:
             if staged.exists():
                 self._files.remove_tree(staged)
         self.saved = steps_done
+        self._contents.saved(state)
         names = [name for name in self._files.names(folder) if FOLDER.fullmatch(name)]
         for name in sorted(names, key=step_of)[:-KEPT]:
             self._files.remove_tree(folder / name)

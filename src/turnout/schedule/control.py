@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnout.config.run_config import RunConfig
-from turnout.core.errors import TurnoutError
+from turnout.core.errors import RunStopped, TurnoutError
 from turnout.core.ports import Clock, EventSink
 from turnout.core.rng import SeedTree
 from turnout.core.version import WeightVersion
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import Ports, RolloutPool
+from turnout.rollout.returning import Returning
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
@@ -61,7 +62,7 @@ class ControlPlane:
     def __init__(self, config: RunConfig, world: World, book: GroupBook, steps: int | None) -> None:
         self._config, self._world, self._steps = config, world, steps
         schedule = schedule_of(config)
-        gate = LagGate(wiring.staleness_policy(config), schedule.lead)
+        self._gate = gate = LagGate(wiring.staleness_policy(config), schedule.lead)
         ports = Ports(
             world.source,
             book,
@@ -88,16 +89,33 @@ class ControlPlane:
             world.phases,
         )
 
+    def restore(self, returning: Returning, first: int) -> None:
+        """Before `run`, in a run that goes on from a checkpoint with `first` train steps."""
+        self.pool.restore(returning, first)
+        self._gate.restore(returning.versions.values())
+        self._world.source.seek(self.book.ledger.next_ordinal())
+
     async def run(self, base: WeightVersion, first: int = 0) -> int:
         """The loop from step `first`, whose weights every engine has attested as `base`. Returns the steps done;
-        nothing of it is under way after that, however it ended."""
+        nothing of it is under way after that, however it ended. Raises RunStopped where `stop` was called, after a
+        checkpoint of the steps done."""
         self.updates.adopt(base, first)
+        self.pool.release(first, base.root)
         try:
             return await run_loop(self._parts, first, self._steps)
+        except RunStopped:
+            await self.updates.settled()
+            await self.pool.close()
+            await self._world.checkpoints.save(self.pool.step)
+            raise
         finally:
             await self.updates.close()
             await self._world.evaluations.close()
             await self.pool.close()
+
+    def stop(self) -> None:
+        """No prompt is admitted any more; `run` ends when the step under way is done."""
+        self.pool.stop()
 
     def _failure(self) -> TurnoutError | None:
         return self.updates.failure

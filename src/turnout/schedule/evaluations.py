@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from turnout.core.events import EvalDone, EvalSkipped
@@ -84,6 +84,21 @@ class EvalRuns:
         self.points: dict[tuple[str, int], EvalPoint] = {}
         self.kept: list[tuple[WeightVersion, int, list[EvalSet]]] = []
         self.seconds = 0.0
+
+    def restore(self, done: Iterable[EvalDone]) -> None:
+        """Points that earlier incarnations of the run made: they are not made again. Their samples are gone."""
+        for one in done:
+            point = EvalPoint(
+                name=one.name,
+                version=one.version,
+                score=one.score,
+                items=one.items,
+                failed=one.failed,
+                samples=[],
+                digest=one.digest,
+            )
+            self.points[one.name, one.step] = point
+            self._begun.add((one.name, one.step))
 
     async def run_if_due(self, steps_done: int, last: bool) -> None:
         """Called by the loop after each step's update, and before the first step. Returns when the points are made;

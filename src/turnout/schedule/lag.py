@@ -9,12 +9,14 @@ none of a version that never became current; what the schedule itself rules out,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
+from turnout.rollout.ledger_rows import VersionRow
+from turnout.rollout.returning import ABANDONED, COMMITTED
 from turnout.rollout.staleness import NEVER, StalenessPolicy, Verdict, judge, token_lags, trained_lags
 
 
@@ -26,6 +28,19 @@ class LagGate:
     policy: StalenessPolicy
     lead: int | None = None
     exported_at: dict[str, int | None] = field(default_factory=dict[str, int | None])
+    abandoned: dict[tuple[int, str], set[str]] = field(default_factory=dict[tuple[int, str], set[str]])
+
+    def restore(self, versions: Collection[VersionRow]) -> None:
+        """What a resume knows of versions of earlier incarnations: an abandoned one counts as committed once the
+        same weights are made again at its step."""
+        for row in versions:
+            if row.state == COMMITTED:
+                self.exported_at[row.label] = row.step
+            elif row.state == ABANDONED:
+                self.abandoned.setdefault((row.step, row.root), set()).add(row.label)
+        for row in versions:
+            if row.state == COMMITTED:
+                self._again(row.step, row.root)
 
     def published(self, version: WeightVersion) -> None:
         """Engines may put it into place from now on. Its tokens don't count before it is committed."""
@@ -33,6 +48,10 @@ class LagGate:
 
     def committed(self, version: WeightVersion, train_step: int) -> None:
         self.exported_at[version.label] = train_step
+        self._again(train_step, version.root)
+
+    def _again(self, train_step: int, root: str) -> None:
+        self.exported_at |= dict.fromkeys(self.abandoned.pop((train_step, root), ()), train_step)
 
     def judge(self, groups: Iterable[RolloutGroup], steps_done: int) -> list[Verdict]:
         """What becomes of each group in the batch of step `steps_done`. Raises InvariantBroken that names the group

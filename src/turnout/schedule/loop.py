@@ -132,8 +132,8 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
         step += 1
         last = batch.last or step == end
         version = await parts.updates.publish(step, last)
+        parts.reporter.step(batch, metrics, version)  # before the checkpoint: what that has done is told
         await _keep(parts, step, last)
-        parts.reporter.step(batch, metrics, version)
         await parts.evaluations.run_if_due(step, last)
         if last:
             break

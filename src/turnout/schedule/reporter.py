@@ -6,6 +6,7 @@ number is the same in two deterministic runs of the same seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from turnout.observe.metrics import (
     REWARD,
     SECONDS,
     MetricsLog,
+    Row,
 )
 from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView, RunView, VersionView
@@ -74,8 +76,23 @@ class RunReporter:
     def open(self, run_name: str, steps: int | None, sources: Sources) -> None:
         """Begins to draw; the clock of the first step starts with `step_begins`."""
         self._sources = sources
-        self._view = RunView(run_name, steps=steps)
+        self._view = RunView(run_name, step=len(self.curves.rewards), steps=steps)
         self.tick()
+
+    def restore(
+        self, rows: Sequence[tuple[int, Row]], points: Sequence[tuple[int, dict[str, float]]]
+    ) -> None:
+        """Before `open`, in a run that goes on: the metrics and the evaluation points so far. A point
+        whose row the end of an earlier incarnation took is written now."""
+        for _, row in rows:
+            if REWARD in row:
+                self.curves.rewards.append(_number(row, REWARD))
+                self.curves.mismatch.append(_number(row, MISMATCH))
+                self.curves.seconds.append(_number(row, SECONDS + "step"))
+        for step, point in points:
+            if not any(step == at and point.keys() <= row.keys() for at, row in rows):
+                self._metrics.write(step, point)
+        self._told_evals = len(points)
 
     def step_begins(self) -> None:
         self._phases.take()
@@ -154,6 +171,11 @@ class RunReporter:
 
     def say(self, text: str) -> None:
         self._panel.say(text)
+
+
+def _number(row: Row, key: str) -> float:
+    value = row.get(key)
+    return math.nan if value is None else value
 
 
 def step_row(batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> dict[str, float]:

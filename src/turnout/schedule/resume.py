@@ -1,7 +1,7 @@
 """Where an incarnation of a run begins: which one it is, the checkpoint that it goes on from, its first version.
 
 A run's first incarnation is 0. A resumed one goes on from the newest complete checkpoint, or from step 0 where
-there is none yet. Promises: an incarnation's number is above all that have opened the run's store or wrote a
+there is none yet. Promises: an incarnation's number is above all that opened the run's store or ledger, or wrote a
 checkpoint; the trainer's restored weights are published in full, through the ordinary update, before the first
 prompt, so that any number of engines holds them; weights that are not those of the checkpoint's version end the
 run.
@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import InvariantBroken
+from turnout.core.errors import DataError, InvariantBroken
+from turnout.core.events import EvalDone, RunStarted
 from turnout.core.ports import Store
 from turnout.core.version import WeightVersion
+from turnout.observe.audit_log import as_one, of_kind
+from turnout.observe.eventlog import read_events
+from turnout.rollout.ledger_read import LedgerReader
 from turnout.schedule.checkpoint_state import Checkpoint, newest_checkpoint
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.updates import Weights
@@ -45,11 +49,6 @@ class Beginning:
         return self.step if self.incarnation else None
 
     @property
-    def position(self) -> int:
-        """The next ordinal of the source."""
-        return 0 if self.checkpoint is None else self.checkpoint.state.position
-
-    @property
     def start(self) -> int:
         """The counter of the version that the incarnation goes on from."""
         return 0 if self.checkpoint is None else self.checkpoint.state.version.counter
@@ -62,12 +61,33 @@ def find_beginning(paths: RunPaths, run_id: str, files: Store) -> Beginning:
     found = newest_checkpoint(paths.checkpoints, run_id, files)
     opened = [Path(name).stem for name in files.names(paths.weights / INCARNATIONS)]
     known = [int(name) for name in opened if name.isdigit()]
-    if found is not None:
-        known.append(found.state.incarnation)
+    known += [] if found is None else [found.state.incarnation]
+    owner = last_owner(paths.ledger)
+    known += [] if owner is None else [owner]
     beginning = Beginning(max(known, default=-1) + 1, found)
     source = "the beginning" if found is None else str(found.folder)
     log.info("the run goes on from %s as incarnation %d", source, beginning.incarnation)
     return beginning
+
+
+def last_owner(ledger: Path) -> int | None:
+    """The incarnation that wrote a ledger last; None where there is no ledger that can be read."""
+    try:
+        reader = LedgerReader.of(ledger)
+    except DataError:
+        return None
+    try:
+        return reader.last_owner()
+    finally:
+        reader.close()
+
+
+def earlier_points(path: Path, opening: RunStarted) -> list[EvalDone]:
+    """The evaluation points of earlier incarnations that stand, in an event log that the one of `opening` goes on
+    with."""
+    if not path.exists():
+        return []
+    return of_kind(as_one([*(event for _, event in read_events(path)), opening]), EvalDone)
 
 
 async def restore_weights(

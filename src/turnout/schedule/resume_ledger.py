@@ -57,18 +57,6 @@ def open_ledger(
     return ledger
 
 
-def last_owner(ledger: Path) -> int | None:
-    """The incarnation that wrote a ledger last; None where there is no ledger that can be read."""
-    try:
-        reader = LedgerReader.of(ledger)
-    except DataError:
-        return None
-    try:
-        return reader.last_owner()
-    finally:
-        reader.close()
-
-
 def returning_groups(
     book: GroupBook, prompt: Callable[[int], Prompt], step: int, interval: int, policy: Fate
 ) -> Returning:

@@ -10,44 +10,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import EngineDead, TurnoutError
+from turnout.core.errors import DeadlineExceeded, EngineDead, OwnerLost, RunStopped, TurnoutError
 from turnout.core.events import EngineLost, EngineReady, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.observe.eventlog import EventLog
-from turnout.observe.metrics import MetricsLog
+from turnout.observe.metrics import MetricsLog, read_metrics
 from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger import Ledger
-from turnout.rollout.ledger_owner import Claim
-from turnout.rollout.ledger_schema import open_database
+from turnout.rollout.ledger_owner import LEASE_S, Claim
 from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.sampler import Routes, Sampler
+from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
-from turnout.schedule.checkpoint_state import CheckpointState
-from turnout.schedule.checkpoints import Contents, RunCheckpoints
+from turnout.schedule.checkpoint_contents import About, Written, contents_of
+from turnout.schedule.checkpoints import RunCheckpoints
 from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
 from turnout.schedule.inputs import RunInputs
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
+from turnout.schedule.publications import Publications
 from turnout.schedule.reporter import Curves, RunReporter, Sources
-from turnout.schedule.resume import find_beginning, restore_weights
+from turnout.schedule.resume import earlier_points, find_beginning, restore_weights
+from turnout.schedule.resume_ledger import open_ledger, returning_groups
 from turnout.schedule.run_record import RunRecord
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.weight_plane import (
     Origin,
-    Publications,
     check_engines,
     final_checkpoint,
     make_store,
@@ -61,6 +62,7 @@ from turnout.weights.stock_checksums import stock_checksums
 log = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0
 TICK_S = 0.5
+SUPERSEDED = "superseded"  # by a later incarnation: nothing more is written
 Lost = Callable[[EngineDead], None]
 
 
@@ -92,38 +94,42 @@ class Session:
         self.outcome = RunOutcome()
         self._phases = Phases(clock)
         self._engines: list[Engine] = []
+        self._stop = asyncio.Event()
+
+    def stop(self, status: str, reason: str) -> None:
+        """Ends the run in good order, with this status: the step under way is done, a checkpoint is written. After
+        --grace-s it is cut off where it is."""
+        self.outcome.status, self.outcome.reason = status, reason
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
 
     async def run(self, inputs: RunInputs, panel: Panel) -> RunOutcome:
-        """Runs to the end; raises the TurnoutError that ended it early, after everything was taken down."""
-        started = self._clock.now()
+        """Runs to the end; raises the TurnoutError that ended it early, after everything was taken down: RunStopped
+        after `stop`."""
+        started, paths, begin = self._clock.now(), self.paths, self._beginning
         async with AsyncExitStack() as stack:
-            events = stack.enter_context(EventLog(self.paths.events, self._clock))
-            board = self.paths.tensorboard if self.config.tensorboard else None
-            metrics = stack.enter_context(MetricsLog(self.paths.metrics, board))
+            claim = Claim.of_this_process(self._clock, begin.incarnation)
+            ledger = stack.enter_context(open_ledger(paths, self._record.run_id, begin, claim))
+            opening = self._opening()
+            points = earlier_points(paths.events, opening)
+            events = stack.enter_context(EventLog(paths.events, self._clock, take_over=True))
+            board = paths.tensorboard if self.config.tensorboard else None
+            metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))
             stack.enter_context(panel)
-            ledger = stack.enter_context(
-                Ledger(open_database(self.paths.ledger), Claim.of_this_process(self._clock))
-            )
-            book = GroupBook(events, ledger)
-            events.emit(
-                RunStarted(
-                    self._record.run_id,
-                    self._beginning.incarnation,
-                    self.config.seed,
-                    self.config.schedule,
-                    min(self.config.lead, self.config.max_staleness),
-                    self.config.trust_label,
-                    self._beginning.resumed_at,
-                    self.config.update_weights_interval,
-                )
-            )
+            events.emit(opening)
             reporter = RunReporter(events, metrics, panel, self._phases, self._clock)
             self.outcome.curves = reporter.curves
+            written = Written(events, metrics, GroupBook(events, ledger), reporter, points)
             try:
-                await self._train(inputs, events, book, reporter)
+                await self._limited(self._train(inputs, written), ledger)
                 self.outcome.status = "finished"
+            except RunStopped:
+                raise
             except TurnoutError as fault:
-                self.outcome.reason = str(fault)
+                self.outcome.status, self.outcome.reason = "failed", str(fault)
                 if isinstance(fault, EngineDead):
                     events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
                 raise
@@ -131,14 +137,56 @@ class Session:
                 self.outcome.status, self.outcome.reason = "interrupted", "interrupted"
                 raise
             finally:
-                await asyncio.shield(self._take_down(events, book))
+                await asyncio.shield(self._take_down(events, written.book))
                 self.outcome.seconds_total = self._clock.now() - started
         return self.outcome
 
-    async def _train(
-        self, inputs: RunInputs, events: EventLog, book: GroupBook, reporter: RunReporter
-    ) -> None:
-        config = self.config
+    def _opening(self) -> RunStarted:
+        config, begin = self.config, self._beginning
+        return RunStarted(
+            self._record.run_id,
+            begin.incarnation,
+            config.seed,
+            config.schedule,
+            min(config.lead, config.max_staleness),
+            config.trust_label,
+            begin.resumed_at,
+            config.update_weights_interval,
+        )
+
+    async def _limited(self, work: Coroutine[object, object, None], ledger: Ledger) -> None:
+        """Runs `work` within --max-wall-time, and --grace-s once it was told to stop; keeps the ledger's lease."""
+        main = asyncio.ensure_future(work)
+        beside = [asyncio.ensure_future(self._limits(main)), asyncio.ensure_future(self._renew(ledger))]
+        try:
+            await main
+        except asyncio.CancelledError:
+            if beside[0].done():
+                raise RunStopped(f"{self.outcome.reason}: cut off after {self.config.grace_s:g} s") from None
+            raise
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _limits(self, main: asyncio.Future[None]) -> None:
+        limit = self.config.max_wall_time
+        try:
+            if limit is not None:
+                await self._clock.within(limit, "the run to end", self._stop.wait())
+            await self._stop.wait()
+        except DeadlineExceeded:
+            self.stop("paused", f"--max-wall-time {limit:g}")
+        await self._clock.sleep(self.config.grace_s)
+        main.cancel()
+
+    async def _renew(self, ledger: Ledger) -> None:
+        while True:
+            await self._clock.sleep(LEASE_S / 8)
+            ledger.renew()
+
+    async def _train(self, inputs: RunInputs, written: Written) -> None:
+        config, events, book, reporter = self.config, written.events, written.book, written.reporter
         trainer = TrainerThread(self._clock, config.train_step_timeout_s)
         try:
             await self._start(inputs, trainer, events)
@@ -148,7 +196,8 @@ class Session:
             incarnation, data = self._beginning.incarnation, inputs.fingerprints[0]
             origin = Origin(trainer, inputs.model, incarnation, self._beginning.start)
             transport, base = await open_plane(config, store, self._clock, origin, self._record.run_id)
-            published = Publications(events)
+            published = Publications(events, book.ledger)
+            published.expect(base, 0)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
@@ -160,18 +209,11 @@ class Session:
             )
             around = EvalWorld(store.keep, events, self._phases, self._clock)
             evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
+            evals.restore(written.points)
             self.outcome.evals = evals
-
-            def state(steps_done: int) -> CheckpointState:
-                version = self._current(updater)
-                store.pin(version)  # the checkpoint that is written now goes on from it
-                place = inputs.source.position, inputs.source.epoch
-                return CheckpointState(
-                    self._record.run_id, incarnation, steps_done, *place, version, data.digest
-                )
-
             save_plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
-            contents = Contents(state, lambda _: None, store.check)
+            about = About(self._record.run_id, incarnation, data.digest, inputs.source)
+            contents = contents_of(about, written, store, updater)
             checkpoints = RunCheckpoints(save_plan, self._files, trainer, contents)
             world = World(
                 self._clock,
@@ -186,6 +228,10 @@ class Session:
                 self._phases,
             )
             plane = ControlPlane(config, world, book, inputs.steps)
+            if self.paths.resumed:
+                reporter.restore(read_metrics(self.paths.metrics), evals.rows())
+                self.outcome.seconds_training = sum(reporter.curves.seconds)
+                checkpoints.saved = self._beginning.step
             sources = Sources(self._engine_views, evals.curve, evals.rows, lambda: published.last)
             reporter.open(config.run_name or "run", inputs.steps, sources)
 
@@ -194,8 +240,11 @@ class Session:
                 reporter.say(f"{fault}; the run goes on (--min-engines {config.min_engines})")
                 updater.lost(fault.engine_id, fault.reason)
 
-            loop = self._loop(plane, world, updater, base)
-            await self._supervised(loop, reporter, lost)
+            stopper = asyncio.ensure_future(self._stopped(plane))
+            try:
+                await self._supervised(self._loop(plane, world, updater, base), reporter, lost)
+            finally:
+                stopper.cancel()
             if evals.kept:  # on an engine of their own, when those of the run are gone
                 await asyncio.gather(*(engine.stop() for engine in self._engines))
                 await score_kept(config, evals, self.paths.weights, inputs.model, self._files)
@@ -213,15 +262,20 @@ class Session:
         await updater.adopt(base, ATTEST_DEADLINE_S, expected)
         first = self._beginning.step
         version = await restore_weights(self._beginning, trainer, world.weights)
-        if version is not None:
-            world.source.seek(self._beginning.position)
+        if self.paths.resumed:
+            interval, policy = self.config.update_weights_interval, Fate(self.config.on_resume)
+            plane.restore(returning_groups(plane.book, world.source.prompt, first, interval, policy), first)
         reporter.step_begins()
         started = self._clock.now()
         try:
             self.outcome.steps_done = await plane.run(base if version is None else version, first)
         finally:
-            self.outcome.seconds_training = self._clock.now() - started - evals.seconds
+            self.outcome.seconds_training += self._clock.now() - started - evals.seconds
             self.outcome.versions_committed = updater.versions_committed
+
+    async def _stopped(self, plane: ControlPlane) -> None:
+        await self._stop.wait()
+        plane.stop()
 
     @staticmethod
     async def _expected(trainer: TrainerThread, updater: Updater) -> dict[str, str] | None:
@@ -307,12 +361,18 @@ class Session:
             reporter.tick()
 
     async def _take_down(self, events: EventLog, book: GroupBook) -> None:
-        for group in list(book.open_groups):
-            book.drop(group, f"the run ended: {self.outcome.reason or self.outcome.status}"[:200])
+        """What is open when a run has finished is dropped; after any other end a resume goes on with it."""
+        try:
+            with book.transaction():
+                for group in list(book.open_groups) if self.outcome.status == "finished" else ():
+                    book.drop(group, "the run ended")
+        except OwnerLost:
+            self.outcome.status = SUPERSEDED
         stopped = await asyncio.gather(*(engine.stop() for engine in self._engines), return_exceptions=True)
         leftovers = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
         leftovers += [f"process {e.process.pid}" for e in self._engines if e.process.alive]
-        events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
+        if self.outcome.status != SUPERSEDED:
+            events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
 
     def _engine_views(self) -> tuple[EngineView, ...]:
         return tuple(EngineView(e.engine_id, _state_of(e), e.client.version) for e in self._engines)

@@ -57,7 +57,7 @@ class InFlight(Protocol):
 
     async def drain(self) -> None: ...
 
-    def committed(self, steps_done: int) -> None: ...
+    def committed(self, steps_done: int, root: str) -> None: ...
 
     def changed(self) -> None: ...
 
@@ -171,7 +171,7 @@ class Updates:
         version = await update.commit()
         self._current, self.failure = version, None
         self._around.gate.committed(version, steps_done)
-        self._around.in_flight.committed(steps_done)
+        self._around.in_flight.committed(steps_done, version.root)
         self._around.pinned.renewed()
 
     def _fail(self, fault: TurnoutError, must: bool) -> None:

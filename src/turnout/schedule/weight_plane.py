@@ -13,8 +13,7 @@ from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import WeightError
-from turnout.core.events import Event, VersionPublished
-from turnout.core.ports import Clock, EventSink, Store
+from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
 from turnout.serving.client import EngineClient
@@ -38,19 +37,6 @@ DELTA_FORMATS = {  # what an engine must announce, by transport
     "disk": f"{FORMAT}/{FORMAT_VERSION}",
     "group": DELTA_BUCKET,
 }
-
-
-class Publications:
-    """A sink of events that passes them on and keeps the last publication, for the reporter."""
-
-    def __init__(self, events: EventSink) -> None:
-        self._events = events
-        self.last: VersionPublished | None = None
-
-    def emit(self, event: Event) -> None:
-        if isinstance(event, VersionPublished):
-            self.last = event
-        self._events.emit(event)
 
 
 @dataclass(frozen=True)

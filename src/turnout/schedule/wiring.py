@@ -9,7 +9,7 @@ from pathlib import Path
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.protocol.sglang import SamplingParams
-from turnout.rollout.pool import CollectLimits, PoolPlan
+from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.worker import SamplingPlan

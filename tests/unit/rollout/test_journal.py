@@ -20,7 +20,8 @@ from turnout.placement.real import RealClock
 from turnout.rollout.book import GroupBook
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.journal import PIECES_MAX, TokenJournal
-from turnout.rollout.pool import PoolPlan, RolloutPool
+from turnout.rollout.pool import RolloutPool
+from turnout.rollout.pool_plan import PoolPlan
 
 GROUP = RolloutGroup("g00000000.0", 0, 0, Prompt("p", (1,), "text"))
 

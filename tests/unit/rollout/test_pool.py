@@ -12,7 +12,8 @@ from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
 from tests.unit.rollout.parts import NO_LIMITS, Bench, plan
 from turnout.core.errors import EngineDead, TrainError
 from turnout.core.events import GroupDropped, GroupTaken
-from turnout.rollout.pool import CollectLimits, PoolPlan, RolloutPool, Taken
+from turnout.rollout.pool import RolloutPool
+from turnout.rollout.pool_plan import CollectLimits, PoolPlan, Taken
 
 BOOM = Answer(500, b"boom")
 

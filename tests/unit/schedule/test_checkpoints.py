@@ -54,7 +54,8 @@ class Run:
         self.assets = root / "assets"
         plan = SavePlan(self.folder, True, interval, self.hf if hf else None, self.assets, 1 << 20)
         self.taken_over: Exception | None = None
-        contents = Contents(state, self.ledger, self.check)
+        self.told: list[int] = []
+        contents = Contents(state, self.ledger, self.check, lambda made: self.told.append(made.step))
         self.made = RunCheckpoints(plan, files or DiskStore(), self.trainer, contents)
 
     def ledger(self, folder: Path) -> None:
@@ -74,7 +75,7 @@ class Run:
 
 
 def state(step: int, run_id: str = "run") -> CheckpointState:
-    return CheckpointState(run_id, 0, step, 12, 1, VERSION, "d" * 64, {"v000004-aaaa": 4}, [{"step": 2}])
+    return CheckpointState(run_id, 0, step, 12, 1, VERSION, "d" * 64)
 
 
 def complete(folder: Path) -> bool:
@@ -157,7 +158,17 @@ def test_ckp_07_parts_are_saved_together_or_not_at_all(tmp_path: Path) -> None:
     run.taken_over = WeightError("incarnation 1 of this run has taken over")
     with pytest.raises(WeightError, match="taken over"):
         run.save(2)
-    assert run.names == ["step_000001"] and found(run) == 1
+    assert run.names == ["step_000001"] and found(run) == 1 and run.told == [1]
+
+
+def test_a_step_whose_version_is_not_current_gets_no_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an update that failed: its weights would be published as another version than they were."""
+    run = Run(tmp_path)
+    run.made._contents = Contents(lambda _: None, run.ledger, run.check, lambda _: None)
+    run.save(1)
+    assert run.names == [] and run.made.saved is None and "is not current" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +186,7 @@ def test_when_a_checkpoint_is_due(interval: int | None, saved: list[int], tmp_pa
 def test_without_periodic_saves_there_is_one_when_asked_only(tmp_path: Path) -> None:
     run = Run(tmp_path)
     plan = SavePlan(run.folder, False, None, None, tmp_path, 1 << 20)
-    made = RunCheckpoints(plan, DiskStore(), run.trainer, Contents(state, run.ledger, run.check))
+    made = RunCheckpoints(plan, DiskStore(), run.trainer, run.made._contents)
     asyncio.run(made.save_if_due(1, True))
     assert run.trainer.saves == 0
     assert list(tmp_path.iterdir()) == []

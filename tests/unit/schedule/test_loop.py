@@ -96,7 +96,7 @@ class World:
     async def drain(self) -> None:
         assert not self.in_flight, "nothing is in flight when a version is put into place"
 
-    def committed(self, steps_done: int) -> None:
+    def committed(self, steps_done: int, root: str) -> None:
         self.notes.append(f"free {steps_done}")
 
     def changed(self) -> None:
@@ -137,7 +137,7 @@ def one_step(step: int, lags: str = "[0, 0]", last: bool = False) -> list[str]:
     return [
         f"take {step}", f"train {step}", f"trained {step} {lags}", f"publish {done}", f"prepare {done}",
         f"commit {done}", f"free {done}",
-        f"save {done}{mark}", f"report {step} {done}", f"evaluate {done}{mark}",
+        f"report {step} {done}", f"save {done}{mark}", f"evaluate {done}{mark}",
     ]  # fmt: skip
 
 

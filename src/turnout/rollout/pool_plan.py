@@ -1,0 +1,49 @@
+"""What a pool of rollouts is told, and what it hands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.core.types import RolloutGroup
+from turnout.rollout.worker import SamplingPlan
+
+NO_DATA = "end of the data"
+SURPLUS = "surplus"
+
+
+@dataclass(frozen=True)
+class CollectLimits:
+    """Of one step: groups that may fail, groups of equal reward that may be dropped where `filter_equal`."""
+
+    max_failed: int
+    max_filtered: int
+    filter_equal: bool
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """`per_step` groups a step, `steps` steps in all (None: until the data ends), `deadline_s` for each `take`.
+    `surplus` says what becomes of groups in flight when a step has its groups: they go on, or with more slots than
+    groups (over-sampling) are dropped or kept as they are until the next version is committed, when `lead_groups`
+    are complete beside them."""
+
+    per_step: int
+    slots: int
+    window: int
+    steps: int | None
+    sampling: SamplingPlan
+    limits: CollectLimits
+    deadline_s: float
+    surplus: str = "goes on"
+    lead_groups: int = 0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Groups in order, what was lost on the way, and why there are fewer than asked (`short`)."""
+
+    groups: list[RolloutGroup]
+    failed: int
+    filtered: int
+    short: str
+    last: bool
