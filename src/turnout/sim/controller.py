@@ -35,6 +35,7 @@ from turnout.rollout.prompts import Fingerprint
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource
+from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_state import LEDGER, CheckpointState
@@ -45,7 +46,9 @@ from turnout.schedule.evaluations import EvalPlan, EvalRuns
 from turnout.schedule.loop import StepBatch
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
+from turnout.schedule.publications import Publications
 from turnout.schedule.resume import Beginning, find_beginning, restore_weights
+from turnout.schedule.resume_ledger import returning_groups
 from turnout.schedule.run_record import open_record
 from turnout.sim.disk import Killed, VirtualDisk
 from turnout.sim.engine import VirtualEngine
@@ -262,8 +265,8 @@ class Controller:
             reason = str(fault)
             raise
         finally:
-            for group in list(book.open_groups):
-                book.drop(group, f"the run ended: {reason or status}"[:200])
+            for group in list(book.open_groups) if status == "finished" else ():
+                book.drop(group, "the run ended")
             self._events.emit(RunEnded(status, reason, []))
 
     async def _train(
@@ -280,24 +283,27 @@ class Controller:
         await asyncio.to_thread(store.open, run_id, beginning.incarnation, base.root, beginning.start)
         transport = VirtualTransport(store, clock, world.faults, world.plan.detached)
         clients = [self._clients[engine.name] for engine in alive]
-        updater = self._updater = Updater(
-            transport, clients, self._events, clock, wiring.update_policy(config)
-        )
+        published = Publications(self._events, book.ledger)
+        published.expect(base, 0)
+        updater = self._updater = Updater(transport, clients, published, clock, wiring.update_policy(config))
         rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)
         routes = Routes(updater.fleet.routable, updater.fleet.standing)
         generator = Generator(Sampler(routes, Decoder(), clock, self._id), rewards)
         evals = EvalRuns(EvalPlan((), (), None, True), generator, rewards, self._events, self._phases)
         source = PromptSource(prompts_of(world.seed), SeedTree(config.seed), config.rollout_shuffle, None)
 
-        def state(steps_done: int) -> CheckpointState:
-            assert updater.current is not None
-            store.pin(updater.current)
+        def state(steps_done: int) -> CheckpointState | None:
+            held = updater.fleet.current
+            if held is None or held.step != steps_done:
+                return None
+            store.pin(held.version)
             place = source.position, source.epoch
-            return CheckpointState(
-                run_id, beginning.incarnation, steps_done, *place, updater.current, "virtual"
-            )
+            return CheckpointState(run_id, beginning.incarnation, steps_done, *place, held.version, "virtual")
 
-        contents = Contents(state, lambda folder: book.ledger.backup(folder / LEDGER), store.check)
+        def saved(made: CheckpointState) -> None:
+            book.ledger.put_checkpoint(made.step, made.version.label)
+
+        contents = Contents(state, lambda folder: book.ledger.backup(folder / LEDGER), store.check, saved)
         plan = wiring.save_plan(config, paths.checkpoints, paths.root)
         checkpoints = RunCheckpoints(plan, files, thread, contents)
         weights = WeightUpdates(updater, thread.export, config.update_weight_timeout_s)
@@ -318,8 +324,9 @@ class Controller:
         async def loop() -> None:
             await updater.adopt(base, ATTEST_S)
             version = await restore_weights(beginning, thread, weights)
-            if version is not None:
-                source.seek(beginning.position)
+            if paths.resumed:
+                about = beginning.step, config.update_weights_interval, Fate(config.on_resume)
+                plane.restore(returning_groups(book, source.prompt, *about), beginning.step)
             await plane.run(base if version is None else version, beginning.step)
 
         await self._supervised(loop())
