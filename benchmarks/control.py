@@ -154,7 +154,6 @@ def cost(in_flight: int, engines: int, least: int) -> Cost:
         trajectories,
         (seconds - bare) / trajectories * 1e6,
         bare / trajectories * 1e6,
-        0.0,
     )
 
 

@@ -114,6 +114,48 @@ def test_events_grow_and_the_last_is_the_reply_without_streaming(server):
     assert all(isinstance(t[2], str) for t in last["meta_info"]["output_token_logprobs"])
 
 
+@pytest.fixture(scope="module")
+def incremental(models, tmp_path_factory):
+    flags = ("--max-total-tokens", "16384", "--incremental-streaming-output")
+    with engine(models[0], tmp_path_factory.mktemp("incremental"), *flags) as server:
+        yield server
+
+
+@pytest.mark.parametrize("interval", [None, 16])
+def test_events_with_their_own_tokens_are_together_the_reply_without_streaming(incremental, interval):
+    body = request_of(60, return_text_in_logprobs=True, params={"stream_interval": interval})
+    whole = incremental.call("/generate", body | {"stream": False})[1]
+    *rows, done = events(incremental, "/generate", body)
+    assert done == "[DONE]"
+    ids, pairs, text = [], [], ""
+    for row in rows:
+        meta = row["meta_info"]
+        ids += row["output_ids"]
+        pairs += meta["output_token_logprobs"]
+        text += row["text"]
+        assert meta["completion_tokens"] == len(ids) == len(pairs)
+        assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": len(ids)}]
+    assert ids == whole["output_ids"] and text == whole["text"]
+    assert pairs == whole["meta_info"]["output_token_logprobs"]
+    assert rows[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+    if interval is not None:
+        sizes = [len(row["output_ids"]) for row in rows]
+        assert sizes[0] == 1 and min(sizes[1:-1]) >= interval, sizes
+
+
+@pytest.mark.parametrize("which", ["server", "incremental"])
+def test_the_token_that_ends_a_request_comes_with_its_end(which, request):
+    """Else a client whose engine dies between the two would go on behind the end."""
+    asked = request.getfixturevalue(which)
+    ids = asked.call("/generate", request_of(40, stream=False))[1]["output_ids"]
+    last = next(at for at in range(10, 40) if ids[at] not in ids[:at])
+    params = {"stop_token_ids": [ids[last]], "ignore_eos": False}
+    for _ in range(20):
+        *rows, final, _ = events(asked, "/generate", request_of(40, params=params))
+        assert final["meta_info"]["finish_reason"]["type"] == "stop"
+        assert all(ids[last] not in row["output_ids"] for row in rows)
+
+
 def test_a_stream_never_shows_what_a_stop_string_takes_back(server):
     text = server.call("/generate", request_of(80, stream=False))[1]["text"]
     at = next(i for i in range(20, 60) if text[i : i + 3].isprintable() and "\ufffd" not in text[i : i + 3])

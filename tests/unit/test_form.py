@@ -19,7 +19,10 @@ BROAD = {"Exception", "BaseException"}
 BROAD_ALLOWED = {
     ("observe/panel.py", "_drawn"): "a fault of the picture must not end a run; it is shown in its place",
     ("rollout/rewards.py", "_within"): "whatever a user's reward raises is the outcome of that sample",
-    ("rollout/reward_threads.py", "body"): "handed to the caller, who would wait for ever for a thread that ended",
+    (
+        "rollout/reward_threads.py",
+        "body",
+    ): "handed to the caller, who would wait for ever for a thread that ended",
     (
         "engine/loop.py",
         "_main",

@@ -1,4 +1,4 @@
-"""`turnout inspect RUN_DIR [--group ID | --why-dropped | --step K]`: what became of a run's groups, by its ledger.
+"""`turnout inspect RUN_DIR [--group ID | --why-dropped | --step K | --check]`: what became of a run's groups.
 
 Reads only, also beside a run that goes on; imports no torch. The ledger is RUN_DIR/ledger.sqlite, or a file that is
 named itself, such as a checkpoint's copy.
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from turnout.core.errors import ConfigError, Fault
+from turnout.core.errors import ConfigError, Fault, InvariantBroken
 from turnout.rollout.group_machine import GroupState
+from turnout.rollout.ledger_check import problems
 from turnout.rollout.ledger_read import LedgerReader
 from turnout.rollout.ledger_rows import Batch, GroupRow, Move, VersionRow
 
@@ -30,6 +31,8 @@ def command(argv: list[str]) -> int:
             lines = _group(ledger, arguments.group)
         elif arguments.step is not None:
             lines = _step(ledger, arguments.step)
+        elif arguments.check:
+            lines = _check(ledger)
         elif arguments.why_dropped:
             lines = _why(ledger)
         else:
@@ -51,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--group", metavar="ID", help="the whole history of a group; a number names all its attempts"
     )
+    what.add_argument("--check", action="store_true", help="read all of it, and prove what it promises")
     what.add_argument("--why-dropped", action="store_true", help="groups by the reason of their end")
     what.add_argument(
         "--step", metavar="K", type=int, help="what the batch of this step was, and what it waited for"
@@ -82,6 +86,16 @@ def _why(ledger: LedgerReader) -> Iterator[str]:
         yield f"{causes.total()} groups {state.value}"
         for cause, count in sorted(causes.items(), key=lambda pair: (-pair[1], str(pair[0]))):
             yield f"  {count:>8}  {cause}"
+
+
+def _check(ledger: LedgerReader) -> Iterator[str]:
+    found = 0
+    for problem in problems(ledger):
+        found += 1
+        yield problem
+    if found:
+        raise InvariantBroken(f"the ledger breaks its promises in {found} places")
+    yield f"{ledger.count_states().total()} groups, every history and every token in order"
 
 
 def _group(ledger: LedgerReader, wanted: str) -> Iterator[str]:

@@ -55,6 +55,7 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
         ("--prompt-data", c.prompt_data),
         ("--eval-prompt-data", c.eval_prompt_data),
         ("--run-dir", c.run_dir),
+        ("--ledger-dir", c.ledger_dir),
         ("--save", c.save),
         ("--save-hf", c.save_hf),
         ("--update-weight-disk-dir", c.weight_folder),
@@ -71,6 +72,7 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
 def outputs_are_folders(c: RunConfig) -> Iterator[Fault]:
     for flag, path in (
         ("--run-dir", c.run_dir),
+        ("--ledger-dir", c.ledger_dir),
         ("--save", c.save),
         ("--save-hf", c.save_hf),
         ("--update-weight-disk-dir", c.weight_folder),

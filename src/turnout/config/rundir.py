@@ -14,6 +14,7 @@ from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 
 MAX_RUNS = 1000
+LEDGER = "ledger.sqlite"
 RECORD = "run.json"
 
 
@@ -42,7 +43,8 @@ class RunPaths:
 
     @property
     def ledger(self) -> Path:
-        return self.root / "ledger.sqlite"
+        """The file itself: with --ledger-dir the name in the run's directory is a link to it."""
+        return (self.root / LEDGER).resolve()
 
     @property
     def metrics(self) -> Path:
@@ -77,6 +79,7 @@ def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
         (root / "checkpoints" if saves is None else _expanded(saves)).absolute(),
     )
     if config.run_dir is None:
+        _place_ledger(config, paths)
         return paths
     _check_resume(config, paths)
     try:
@@ -84,6 +87,7 @@ def make_run_dir(config: RunConfig, base: Path = Path("runs")) -> RunPaths:
     except OSError as error:
         reason = f"can't be made: {error.strerror or type(error).__name__}"
         raise ConfigError(Fault("--run-dir", config.run_dir, reason, "give another folder")) from None
+    _place_ledger(config, paths)
     return replace(paths, resumed=paths.record.exists())
 
 
@@ -101,6 +105,23 @@ def _check_resume(config: RunConfig, paths: RunPaths) -> None:
     elif paths.events.exists():
         reason = "holds a run that cannot be gone on with: it has no run.json"
         raise ConfigError(Fault("--run-dir", str(config.run_dir), reason, "give another folder"))
+
+
+def _place_ledger(config: RunConfig, paths: RunPaths) -> None:
+    """Links the run's directory to --ledger-dir, once; raises ConfigError where that holds another ledger."""
+    link = paths.root / LEDGER
+    if config.ledger_dir is None or link.is_symlink() or link.exists():
+        return
+    folder = _expanded(config.ledger_dir).absolute()
+    if (folder / LEDGER).exists():
+        remedy = "give each run a folder of its own"
+        raise ConfigError(Fault("--ledger-dir", config.ledger_dir, f"holds a {LEDGER} already", remedy))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder / LEDGER)
+    except OSError as error:
+        reason = f"can't be used: {error.strerror or type(error).__name__}"
+        raise ConfigError(Fault("--ledger-dir", config.ledger_dir, reason, "give another folder")) from None
 
 
 def _expanded(text: str) -> Path:

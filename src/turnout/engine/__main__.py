@@ -38,6 +38,9 @@ def parser() -> argparse.ArgumentParser:
         if name in ("admin_token", "allowed_roots"):
             continue
         kind = kinds.get(name, type(declared.default))
+        if kind is bool:
+            build.add_argument(f"--{name.replace('_', '-')}", dest=name, action="store_true")
+            continue
         required = name == "model_path"
         default = None if required else declared.default
         build.add_argument(

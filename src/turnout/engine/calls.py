@@ -2,17 +2,21 @@
 
 Promises: nothing is buffered per token. The compute thread says that there is news, once per step for all calls;
 the reader of a call then takes what its requests have by that time, so a slow reader gets fewer, larger pieces and
-never holds up the engine. What is taken is whole: as many tokens as log-probs and versions.
+never holds up the engine. What is taken is whole: as many tokens as log-probs and versions. A token that ends its
+request is told with the end only: whoever has tokens without an end may go on from them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from turnout.core.version import VersionSpans
 from turnout.engine.request_machine import Request
+
+SHOWN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Call:
 
     async def changes(self) -> AsyncIterator[Change]:
         """What is new, until every request's final change was told."""
-        told = [0] * len(self.requests)
+        told, since = [0] * len(self.requests), [0.0] * len(self.requests)
         left = set(range(len(self.requests)))
         while left:
             for index in sorted(left):
@@ -64,9 +68,19 @@ class Call:
                 spans = request.spans
                 if final:
                     left.discard(index)
-                if final or len(spans) > told[index]:
-                    told[index] = len(spans)
+                if final or _due(request, len(spans), told[index], since[index]):
+                    told[index], since[index] = len(spans), time.monotonic()
                     yield Change(index, spans, final)
             if left:
                 await self._news.wait()
                 self._news.clear()
+
+
+def _due(request: Request, made: int, told: int, since: float) -> bool:
+    """Whether tokens are shown now: the first at once, others by `stream_interval`, but at least every second."""
+    if made <= told or request.tokens[request.prompt_tokens + made - 1] in request.end_ids:
+        return False
+    interval = request.params.stream_interval
+    if interval is None or not told or made - told >= interval:
+        return True
+    return time.monotonic() - since >= SHOWN_S

@@ -1,8 +1,9 @@
 """What goes back for a request: the reply of one that ended, and the events of one that still runs.
 
 Shapes are SGLang 0.5.23's: each event of a stream holds all text, ids and log-probs so far, `finish_reason` null
-until the last, which equals the reply without streaming. Promises: an event costs its new tokens plus a copy; the
-text of an event is whole characters that no stop string takes back.
+until the last, which equals the reply without streaming; with --incremental-streaming-output each holds only what
+is new of the three, and `completion_tokens` and versions of all. Promises: an event costs its new tokens, plus a
+copy in the first form; the text of an event is whole characters that no stop string takes back.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def reply_row(prompt: Prompt, model: LoadedModel) -> dict[str, Any]:
         spans=request.spans.runs,
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached,
+        kv_mixed=tuple(request.mixed_runs),
     ).to_json(request.rid)
     meta = row["meta_info"]
     if request.moved is not None:
@@ -77,22 +79,26 @@ def matched_stop(request: Request, model: LoadedModel) -> int | str | None:
     return min((stop for stop in stops if stop in text), key=text.find)
 
 
-async def generate_events(call: Call, asked: GenerateCall, model: LoadedModel) -> AsyncIterator[str]:
-    """The events of a streamed /generate; those of a list name their prompt by `index`, as SGLang's do."""
-    progress = [Progress(prompt, model) for prompt in asked.prompts]
+async def generate_events(
+    call: Call, asked: GenerateCall, model: LoadedModel, own: bool = False
+) -> AsyncIterator[str]:
+    """The events of a streamed /generate; those of a list name their prompt by `index`, as SGLang's do. `own`: each
+    has only what is new."""
+    progress = [Progress(prompt, model, own) for prompt in asked.prompts]
     async for change in call.changes():
         if change.final:
-            event = json.dumps(reply_row(asked.prompts[change.index], model))
+            row = reply_row(asked.prompts[change.index], model)
+            event = json.dumps(progress[change.index].untold(row) if own else row)
         else:
             event = progress[change.index].event(change.spans)
         yield f'{event[:-1]}, "index": {change.index}}}' if asked.listed else event
 
 
 class Progress:
-    """One request while it runs: what a stream has shown of it so far."""
+    """One request while it runs: what a stream has shown of it so far. `own`: events repeat nothing."""
 
-    def __init__(self, prompt: Prompt, model: LoadedModel) -> None:
-        self.prompt, self.request, self._model = prompt, prompt.request, model
+    def __init__(self, prompt: Prompt, model: LoadedModel, own: bool = False) -> None:
+        self.prompt, self.request, self._model, self._own = prompt, prompt.request, model, own
         params = self.request.params
         self._shown = ShownText(model.tokenizer, params.stop, params.skip_special_tokens)
         self.text = ""
@@ -111,7 +117,9 @@ class Progress:
         return ids, logprobs, text
 
     def event(self, spans: VersionSpans) -> str:
-        """The JSON of a cumulative event; like `advance`, it takes the new tokens over."""
+        """The JSON of an event; like `advance`, it takes the new tokens over."""
+        if self._own:
+            self._ids, self._pairs, self._json_text = "", "", ""
         ids, logprobs, text = self.advance(spans)
         comma = ", " if self._ids and ids else ""
         self._ids += comma + ", ".join(map(str, ids))
@@ -125,6 +133,8 @@ class Progress:
             "weight_version": spans.runs[-1][1],
             "weight_versions": version_rows(spans),
         }
+        if mixed := self.request.kv_mixed(self.count):
+            meta["kv_mixed"] = mixed
         tail = "}"
         if self.prompt.return_logprob:
             meta["output_token_logprobs_length"] = self.count
@@ -134,6 +144,16 @@ class Progress:
             tail = f', "input_token_logprobs": {self._inputs}, "output_token_logprobs": [{self._pairs}]}}'
         head = json.dumps(meta)[:-1]
         return f'{{"text": "{self._json_text}", "output_ids": [{self._ids}], "meta_info": {head}{tail}}}'
+
+    def untold(self, row: dict[str, Any]) -> dict[str, Any]:
+        """What is left of the whole reply for the last event, where each has only what is new."""
+        row["output_ids"] = row["output_ids"][self.count :]
+        row["text"] = row["text"][len(self.text) :]
+        if self.prompt.return_logprob:
+            row["meta_info"]["output_token_logprobs"] = row["meta_info"]["output_token_logprobs"][
+                self.count :
+            ]
+        return row
 
     def _triples(self, ids: list[int], logprobs: list[float]) -> list[tuple[float, int, str | None]]:
         named = self.prompt.text_in_logprobs and self._model.tokenizer is not None

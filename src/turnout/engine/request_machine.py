@@ -82,11 +82,12 @@ class KvMoved:
 @dataclass(eq=False)
 class Request:
     """One generation. `tokens` is prompt plus output; `computed` positions have their KV in `pages`, of which the
-    first `depth` lie in the prefix cache on the path to `node` (engine.page_pool). `seed` and `end_ids` (token ids
-    that end it) are resolved by whoever makes the request. Requests of different `namespace` share no cached pages;
-    `constraint` names the weights that may answer. `hold`: its first token leads to HELD, and `ends` says whether
-    that was its last. `remote`: the KV of its prompt comes from another engine and is not there yet. `bootstrap`
-    names the other half of a split request, `moved` what went between the two.
+    first `depth` lie in the prefix cache on the path to `node` (engine.page_pool); `mixed`: some of it is of older
+    weights than those that run now, `mixed_runs`: [start, end) of the output tokens that were made so. `seed` and
+    `end_ids` (token ids that end it) are resolved by whoever makes the request. Requests of different `namespace`
+    share no cached pages; `constraint` names the weights that may answer. `hold`: its first token leads to HELD;
+    `ends` says whether that was its last. `remote`: the KV of its prompt comes from another engine and is not there
+    yet. `bootstrap` names the other half of a split request, `moved` what went between the two.
     `input_logprobs` are those of the prompt tokens after position `logprob_start` (None: not asked for), given what
     stands before each; of the raw logits."""
 
@@ -104,6 +105,8 @@ class Request:
     pages: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     runs: list[tuple[int, str]] = field(default_factory=list)  # of `spans`
+    mixed: bool = False
+    mixed_runs: list[tuple[int, int]] = field(default_factory=list)
     finish: Finish | None = None
     message: str = ""
     slot: int = -1
@@ -131,6 +134,10 @@ class Request:
     @property
     def spans(self) -> VersionSpans:
         return VersionSpans(tuple(self.runs))
+
+    def kv_mixed(self, count: int) -> list[tuple[int, int]]:
+        """`mixed_runs` of the first `count` output tokens."""
+        return [(start, min(end, count)) for start, end in self.mixed_runs if start < count]
 
     @property
     def unscored(self) -> int | None:

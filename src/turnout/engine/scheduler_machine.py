@@ -133,7 +133,9 @@ class Scheduler:
 
     def forget_cache(self) -> None:
         """From here on nobody shares what was computed before: the weights are others now. Requests that run go
-        on with what they hold."""
+        on with what they hold: their tokens are marked from here on, until they are computed again."""
+        for request in self.running:
+            request.mixed = request.mixed or request.computed > 0
         self.pages.forget()
 
     def accept(self, request: Request, token: int, logprob: float, version: str) -> bool:
@@ -141,6 +143,12 @@ class Scheduler:
         Returns whether it ended."""
         request.tokens.append(token)
         request.logprobs.append(logprob)
+        if request.mixed:  # before `runs`, which says to readers how many tokens there are
+            at, marks = request.generated - 1, request.mixed_runs
+            if marks and marks[-1][1] == at:
+                marks[-1] = (marks[-1][0], at + 1)
+            else:
+                marks.append((at, at + 1))
         if request.runs and request.runs[-1][1] == version:
             request.runs[-1] = (request.runs[-1][0] + 1, version)
         else:
@@ -272,7 +280,7 @@ class Scheduler:
         request.state = TABLE.after(request.state, Event.PREEMPT)
         self.preemptions += 1
         self._release(request)
-        request.preempted = True
+        request.preempted, request.mixed = True, False
         insort(self.waiting, request, key=_arrival)
 
     def _leave(self, request: Request, event: Event) -> None:

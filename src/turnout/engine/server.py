@@ -105,7 +105,8 @@ class Server:
             self.compute.call(requests, self.settings.request_timeout_s, asked.stream) as call,
         ):
             if asked.stream:
-                return await send_events(request, generate_events(call, asked, self.compute.model))
+                own = self.settings.incremental_streaming_output
+                return await send_events(request, generate_events(call, asked, self.compute.model, own))
             await call.ended()
         rows = [reply_row(prompt, self.compute.model) for prompt in asked.prompts]
         return web.json_response(rows if asked.listed else rows[0])

@@ -35,7 +35,8 @@ class EngineSettings:
     each wait for the other half; `disaggregation_transfer` auto takes shared memory where both are on one host.
     `update_timeout_s` bounds every step of a weight update: staging, a group's meeting, the wait for tensors.
     After every `digest_audit_interval` updates that moved digests incrementally all are computed anew from the live
-    tensors, in the background (0: never)."""
+    tensors, in the background (0: never).
+    `incremental_streaming_output`: events of a streamed /generate hold only what is new (engine.replies)."""
 
     model_path: Path
     engine_id: str = "engine-0"
@@ -67,6 +68,7 @@ class EngineSettings:
     update_timeout_s: float = 600.0
     custom_update_weight_pre_read_path: str | None = None
     digest_audit_interval: int = 20
+    incremental_streaming_output: bool = False
 
     def __post_init__(self) -> None:
         faults = [fault for fault in self._faults() if fault is not None]

@@ -24,6 +24,7 @@ LEAST_BYTES = 512
 WAL_PAGES = 16_000
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"})
 
+# WITHOUT ROWID where rows are small: of one above a quarter of a page the rest would take a page of its own.
 MIGRATIONS = (
     """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -39,9 +40,9 @@ MIGRATIONS = (
         tokens BLOB NOT NULL, logprobs BLOB NOT NULL, loss_mask BLOB NOT NULL, kv_mixed BLOB NOT NULL,
         versions TEXT NOT NULL, engines TEXT NOT NULL, finish TEXT NOT NULL, reward REAL, seed INTEGER NOT NULL,
         text TEXT NOT NULL, UNIQUE (group_id, member, start));
-    CREATE TABLE forgotten (group_id TEXT PRIMARY KEY, members TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE forgotten (group_id TEXT PRIMARY KEY, members TEXT NOT NULL);
     CREATE TABLE batches (step INTEGER NOT NULL, incarnation INTEGER NOT NULL, group_ids TEXT NOT NULL,
-        PRIMARY KEY (step, incarnation)) WITHOUT ROWID;
+        PRIMARY KEY (step, incarnation));
     CREATE TABLE versions (label TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, counter INTEGER NOT NULL,
         root TEXT NOT NULL, step INTEGER NOT NULL, state TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
     CREATE TABLE checkpoints (step INTEGER NOT NULL, incarnation INTEGER NOT NULL, version TEXT NOT NULL,

@@ -167,3 +167,26 @@ def test_a_ledger_whose_writer_was_killed_is_read_without_torch(ledger: Ledger, 
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "all rewards equal" in done.stdout
+
+
+def test_a_ledger_that_lies_elsewhere_is_found_by_the_link_to_it(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "ledger.sqlite").symlink_to(tmp_path / "ledger.sqlite")
+    assert told(capsys, run) == told(capsys, tmp_path)
+    assert [path.name for path in run.iterdir()] == ["ledger.sqlite"], (
+        "its log lies beside the file, not the link"
+    )
+
+
+def test_a_check_proves_the_ledger_or_names_what_is_broken(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, tmp_path, "--check") == "5 groups, every history and every token in order\n"
+    ledger._connection.execute("DELETE FROM groups WHERE ordinal = 1")
+    assert main(["inspect", str(tmp_path), "--check"]) == 70
+    out = capsys.readouterr()
+    assert "group g00000002.0 stands where attempt 0 at prompt 1 belongs" in out.out
+    assert "breaks its promises in 1 places" in out.err

@@ -189,6 +189,8 @@ REFUSED = [
     (["--run-dir", "train.jsonl/../out", "--save", "out"], "--save", "the same place as --run-dir"),
     (["--save", "quick.yaml"], "--save", "no folder"),
     (["--save", ""], "--save", "empty"),
+    (["--run-dir", "out", "--ledger-dir", "./out"], "--ledger-dir", "the same place as --run-dir"),
+    (["--ledger-dir", "quick.yaml"], "--ledger-dir", "no folder"),
     (["--run-dir", "old"], "--run-dir", "it has no run.json"),
     (["--run-dir", "begun", "--resume", "never"], "--run-dir", "holds a run already"),
     (["--resume", "must"], "--resume", "there is no run to go on with"),

@@ -45,6 +45,21 @@ def test_a_folder_that_got_a_run_meanwhile_is_refused(write, folder):
         make_run_dir(config.model_copy(update={"resume": "never"}))
 
 
+def test_the_ledger_may_lie_elsewhere_and_the_folder_of_the_run_has_a_link_to_it(write, folder):
+    config = load(write(), ["--run-dir", "a", "--ledger-dir", "local/disk"])
+    paths = make_run_dir(config)
+    assert paths.ledger == folder / "local" / "disk" / "ledger.sqlite"
+    assert (paths.root / "ledger.sqlite").is_symlink()
+    paths.ledger.write_text("x")
+    assert make_run_dir(config).ledger == paths.ledger, "the same run, which goes on"
+    assert make_run_dir(load(write(), ["--run-dir", "b"])).ledger == folder / "b" / "ledger.sqlite"
+    for words in (["--run-dir", "c"], []):
+        with pytest.raises(ConfigError, match=r"local/disk: holds a ledger\.sqlite already"):
+            make_run_dir(load(write(), [*words, "--ledger-dir", "local/disk"]))
+    with pytest.raises(ConfigError, match=r"--ledger-dir = train\.jsonl/x: can't be used"):
+        make_run_dir(load(write(), ["--run-dir", "d", "--ledger-dir", "train.jsonl/x"]))
+
+
 def test_a_folder_that_can_not_be_made(write, folder):
     config = load(write(), ["--run-dir", "train.jsonl/x"])
     with pytest.raises(ConfigError, match="can't be made"):

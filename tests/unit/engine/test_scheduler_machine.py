@@ -55,27 +55,36 @@ class FakeEngine:
         planned = {c.request.rid for c in chunks}
         starved = [r for r in running if r.rid not in planned]
         assert not starved or self.scheduler.pages.available == 0 or self.scheduler.paused
+        for request in self.scheduler.running:  # one that has taken over pages has begun
+            known = self.started.get(request.rid)
+            if known is None or known[0] is not request.pages:
+                self.started[request.rid] = (request.pages, self.epoch)
         for chunk in chunks:
             request = chunk.request
             assert chunk.first == request.computed and chunk.count >= 1
             self.rows += chunk.count
-            known = self.started.get(request.rid)
-            if known is None or known[0] is not request.pages:
-                self.started[request.rid] = (request.pages, self.epoch)
             for position in range(chunk.first, chunk.first + chunk.count):
                 page = request.pages[position // PAGE]
                 self.kv[page, position % PAGE] = (tuple(request.tokens[: position + 1]), self.epoch)
         for chunk in chunks:
             request, end = chunk.request, chunk.first + chunk.count
+            older = False
             for position in range(end):  # attention reads all of these
                 held, epoch = self.kv[request.pages[position // PAGE], position % PAGE]
                 assert held == tuple(request.tokens[: position + 1])
                 assert epoch >= self.started[request.rid][1]
+                older = older or epoch < self.epoch
             self.scheduler.computed(chunk)
+            self.started[request.rid] = (
+                request.pages,
+                self.started[request.rid][1],
+            )  # a twin may have taken over
             assert chunk.samples == (end == len(request.tokens))
             if chunk.samples:
                 self.clock += 1
                 self.scheduler.accept(request, 100 + self.clock % 7, -0.5, f"v{self.clock // 50}")
+                marks = [at for start, end in request.mixed_runs for at in range(start, end)]
+                assert marks == sorted(set(marks)) and (request.generated - 1 in marks) == older
         self.scheduler.check()
         return bool(chunks)
 
@@ -283,6 +292,23 @@ def test_prompts_that_part_share_only_what_is_alike():
     engine.submit(19, 2, 1)
     engine.drain()
     assert [r.cached for r in engine.seen.values()] == [0, 4]
+
+
+def test_tokens_on_kv_of_older_weights_are_marked_until_it_is_computed_again():
+    engine = machine(pages=60, max_running=8, max_step_tokens=64)
+    engine.submit(6, 20)
+    one = engine.seen["r0"]
+    engine.step()
+    for _ in range(2):
+        engine.update()  # the second of the two is of running requests that are marked already
+        engine.step()
+    engine.scheduler.retract_all()
+    for _ in range(3):
+        engine.step()
+    engine.update()
+    engine.drain()
+    assert one.mixed_runs == [(1, 3), (6, 20)]
+    assert one.kv_mixed(8) == [(1, 3), (6, 8)] and one.kv_mixed(2) == [(1, 2)]
 
 
 def test_after_an_update_nothing_computed_before_is_shared():

@@ -18,6 +18,7 @@ from turnout.core.errors import IllegalTransition, InvariantBroken
 from turnout.core.events import GroupCompleted, GroupDropped, GroupRequeued, GroupTaken, GroupTrained
 from turnout.core.types import RolloutGroup
 from turnout.rollout.book import GroupBook
+from turnout.rollout.ledger_check import problems
 from turnout.rollout.ledger_rows import Piece
 
 ROWS = {
@@ -116,6 +117,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         assert group[1] != "inflight"
 
+    @precondition(lambda self: all(group[1] != "taken" for group in self.model.groups.values()))
     @rule(size=st.integers(1, 3))
     def take(self, size: int) -> None:
         ready = [n for n, group in self.model.groups.items() if group[1] == "completed"][:size]
@@ -226,6 +228,7 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         assert self.ledger.counts == self.ledger.count_states()
         assert self.book.counts()["lost"] == 0
+        assert list(problems(self.ledger)) == []
         for step, names in self.model.batches.items():
             batch = self.ledger.batch(step)
             assert batch is not None and list(batch.group_ids) == names

@@ -27,6 +27,12 @@ class RunOptions(Options):
         "Stored tokens of weights that a resumed run made anew, but not to the same bits: the prompt is sampled "
         "again, the tokens carry no loss, or the group is dropped. Where the bits are the same they train.",
     )
+    ledger_dir: str | None = option(
+        None,
+        "Folder of the run's ledger, on a local disk, where that of the run is none; one for each run.",
+        unset="the run directory",
+        pattern=PATH,
+    )
     run_name: str | None = option(
         None,
         "Name of the run.",
