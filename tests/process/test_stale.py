@@ -45,6 +45,7 @@ def test_what_is_too_old_is_evicted_and_no_token_of_lag_2_trains(policy: str, tm
     summary = run(tmp_path / "run", *SHORT, "--staleness-policy", policy)
     assert max(greatest_lags(tmp_path / "run").values()) == 1
     assert summary["evicted"] > 0 and summary["masked_tokens"] == 0
+    assert summary["groups"]["requeued"] == summary["replayed"]
     assert summary["replayed"] == (summary["evicted"] if policy == "replay" else 0)
     groups = of_kind(tmp_path / "run", "GroupTrained")
     assert len(groups) == 8  # every batch was filled up again

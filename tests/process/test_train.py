@@ -37,7 +37,14 @@ def test_the_summary_tells_the_whole_run(finished: tuple[Path, str]) -> None:
     assert summary["steps"] == summary["weight_versions_committed"] == 12
     assert summary["reward_last"] > summary["reward_first"] + 0.1
     assert summary["eval_after"] > summary["eval_before"]
-    assert summary["groups"] == {"taken": 48, "trained": 48, "dropped": 0, "open": 0, "lost": 0}
+    assert summary["groups"] == {
+        "taken": 48,
+        "trained": 48,
+        "dropped": 0,
+        "open": 0,
+        "lost": 0,
+        "requeued": 0,
+    }
     assert summary["audit"]["failed"] == 0 and summary["audit"]["passed"] >= 10
     assert 0 <= summary["mismatch_mean_abs_logprob"] < 0.08
     assert 0 < summary["seconds_training"] < summary["seconds_total"]

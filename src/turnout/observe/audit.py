@@ -49,13 +49,15 @@ class AuditReport:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """What became of the groups. `open` were under way when the run died; at a normal end they are `lost`."""
+    """What became of the groups. `open` were under way when the run died; at a normal end they are `lost`. The next
+    attempt of a `requeued` one is a group of its own: taken = trained + dropped + requeued + open + lost."""
 
     taken: int
     trained: int
     dropped: int
     open: int
     lost: int
+    requeued: int = 0
 
 
 def audit(events: Iterable[Event]) -> AuditReport:
@@ -84,7 +86,7 @@ def count_groups(events: Iterable[Event]) -> GroupCounts:
     requeued = {event.group for event in of_kind(log, GroupRequeued)}
     left = len(taken - trained - dropped - requeued)
     lost = left if ended_well(log) else 0
-    return GroupCounts(len(taken), len(trained), len(dropped), left - lost, lost)
+    return GroupCounts(len(taken), len(trained), len(dropped), left - lost, lost, len(requeued))
 
 
 def log_opens_and_closes_once(log: Sequence[Event]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from turnout.core.events import STALE, Event, GroupDropped, GroupRequeued, GroupResumed, StepTrained
 from turnout.core.ports import Store
 from turnout.observe.audit import AuditReport, GroupCounts
-from turnout.observe.audit_log import of_kind
+from turnout.observe.audit_log import as_one, of_kind
 
 Z95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
@@ -80,10 +80,10 @@ def lag_summary(events: Iterable[Event]) -> dict[str, Any]:
     """How old the trained tokens were, and what was too old: `lag` (`max`, `mean_token_weighted`, `histogram` of
     tokens by lag), `masked_tokens`, `evicted` groups, `replayed` ones among them, `partial_resumes`. A step that
     was trained again after a resume counts once, as it was trained last."""
-    log = list(events)
-    steps = {event.step: event for event in of_kind(log, StepTrained)}
+    log = as_one(list(events))
+    steps = of_kind(log, StepTrained)
     tokens: Counter[int] = Counter()
-    for step in steps.values():
+    for step in steps:
         for lag, count in step.lags:
             tokens[lag] += count
     replayed = sum(event.reason.startswith(STALE) for event in of_kind(log, GroupRequeued))
@@ -96,7 +96,7 @@ def lag_summary(events: Iterable[Event]) -> dict[str, Any]:
         },
         "replayed": replayed,
         "evicted": replayed + dropped,
-        "masked_tokens": sum(step.masked for step in steps.values()),
+        "masked_tokens": sum(step.masked for step in steps),
         "partial_resumes": len(of_kind(log, GroupResumed)),
     }
 

@@ -13,6 +13,7 @@ from turnout.core.events import (
     GroupDropped,
     GroupRequeued,
     GroupResumed,
+    RunStarted,
     StepTrained,
 )
 from turnout.observe.audit import AuditReport, GroupCounts
@@ -41,7 +42,7 @@ def test_keys_that_the_acceptance_tests_read(tmp_path):
         50.0,
         4,
     )
-    assert found["groups"] == {"taken": 9, "trained": 6, "dropped": 1, "lost": 2, "open": 0}
+    assert found["groups"] == {"taken": 9, "trained": 6, "dropped": 1, "lost": 2, "open": 0, "requeued": 0}
     assert (found["audit"]["passed"], found["audit"]["failed"]) == (2, 1)
     assert found["audit"]["details"] == ["c: group g1 is lost", "c: group g2 is lost"]
     assert found["eval_after_detail"]["high"] == 0.7 and found["seed"] == 7
@@ -96,13 +97,15 @@ def test_impossible_counts():
 
 def test_how_old_trained_tokens_were_is_counted_by_token():
     log = [
+        RunStarted("run", 0, 7, "async", 2),
         StepTrained(0, 2, 10, 1, [[0, 10]]),
         GroupDropped("g1", "stale: lag 3, --max-staleness 2"),
         GroupDropped("g2", "reward timed out"),
         GroupRequeued("g3", "stale: lag 4, --max-staleness 2", "g3.1"),
         GroupRequeued("g4", "engine gone", "g4.1"),
         GroupResumed("g5", 32),
-        StepTrained(1, 2, 9, 1, [[1, 9]], 77),  # undone by a resume, and trained again
+        StepTrained(1, 2, 9, 1, [[1, 9]], 77),
+        RunStarted("run", 1, 7, "async", 2, resumed_at=1),  # the last step is undone, and trained again
         StepTrained(1, 2, 30, 1, [[0, 10], [2, 20]], 5),
     ]
     assert lag_summary(log) == {
