@@ -34,9 +34,8 @@ class LagGate:
         """What a resume knows of versions of earlier incarnations: an abandoned one counts as committed once the
         same weights are made again at its step."""
         for row in versions:
-            if row.state == COMMITTED:
-                self.exported_at[row.label] = row.step
-            elif row.state == ABANDONED:
+            self.exported_at[row.label] = row.step if row.state == COMMITTED else None
+            if row.state == ABANDONED:
                 self.abandoned.setdefault((row.step, row.root), set()).add(row.label)
         for row in versions:
             if row.state == COMMITTED:
