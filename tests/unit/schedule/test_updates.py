@@ -68,7 +68,7 @@ class World:
     async def settled(self) -> None:
         await self.verb("evaluations")
 
-    def committed(self, steps_done: int) -> None:
+    def committed(self, steps_done: int, root: str) -> None:
         self.notes.append(f"free {steps_done}")
 
     def changed(self) -> None:
