@@ -92,7 +92,7 @@ def _curves(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     told = f"at step {view.evals[-1][0]}" if view.evals else ""
     line = Text.assemble((sparkline(scores, max(4, width - 36), blocks), "blue"), (f" {told}", "dim"))
     table.add_row("eval", Text(number(scores[-1] if scores else None, 3), "bold blue"), line)
-    table.add_row("tokens/s", number(view.tokens_per_second, 0), Text("in the rollout phase", "dim"))
+    table.add_row("tokens/s", number(view.tokens_per_second, 0), Text("trained, of the whole step", "dim"))
     table.add_row("length", number(view.response_len, 1), Text("mean tokens a response", "dim"))
     if view.lag is not None and view.lag[1]:
         table.add_row("lag", number(view.lag[0], 2), Text(f"mean steps, at most {view.lag[1]}", "dim"))

@@ -129,7 +129,7 @@ class RunReporter:
             step=batch.step + 1,
             steps=self._view.steps,
             version=version.label,
-            tokens_per_second=row["tokens/response"] / seconds["rollout"] if seconds.get("rollout") else None,
+            tokens_per_second=row["tokens/response"] / total if total > 0 else None,
             response_len=row[RESPONSE_LEN],
             mismatch=row[MISMATCH],
             lag=(row[LAG], max(batch.lags)) if batch.lags else None,
