@@ -15,7 +15,7 @@ from pathlib import Path
 
 from turnout.config.rundir import RunPaths
 from turnout.core.errors import DataError, InvariantBroken
-from turnout.core.events import EvalDone, RunStarted
+from turnout.core.events import EvalDone, Event, RunStarted
 from turnout.core.ports import Store
 from turnout.core.version import WeightVersion
 from turnout.observe.audit_log import as_one, of_kind
@@ -82,12 +82,14 @@ def last_owner(ledger: Path) -> int | None:
         reader.close()
 
 
-def earlier_points(path: Path, opening: RunStarted) -> list[EvalDone]:
-    """The evaluation points of earlier incarnations that stand, in an event log that the one of `opening` goes on
-    with."""
-    if not path.exists():
-        return []
-    return of_kind(as_one([*(event for _, event in read_events(path)), opening]), EvalDone)
+def earlier_events(path: Path) -> list[Event]:
+    """What earlier incarnations told in their event log."""
+    return [event for _, event in read_events(path)] if path.exists() else []
+
+
+def earlier_points(told: list[Event], opening: RunStarted) -> list[EvalDone]:
+    """The evaluation points of earlier incarnations that stand, where the one of `opening` goes on."""
+    return of_kind(as_one([*told, opening]), EvalDone)
 
 
 async def restore_weights(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import DeadlineExceeded, EngineDead, OwnerLost, RunStopped, TurnoutError
+from turnout.core.errors import DeadlineExceeded, EngineDead, LedgerError, OwnerLost, RunStopped, TurnoutError
 from turnout.core.events import EngineLost, EngineReady, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
@@ -31,6 +31,7 @@ from turnout.rollout.ledger_owner import LEASE_S, Claim
 from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.staleness import Fate
+from turnout.rollout.untold import untold
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import About, Written, contents_of
@@ -43,7 +44,7 @@ from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.reporter import Curves, RunReporter, Sources
-from turnout.schedule.resume import earlier_points, find_beginning, restore_weights
+from turnout.schedule.resume import earlier_events, earlier_points, find_beginning, restore_weights
 from turnout.schedule.resume_ledger import open_ledger, returning_groups
 from turnout.schedule.run_record import RunRecord
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
@@ -114,12 +115,14 @@ class Session:
             claim = Claim.of_this_process(self._clock, begin.incarnation)
             ledger = stack.enter_context(open_ledger(paths, self._record.run_id, begin, claim))
             opening = self._opening()
-            points = earlier_points(paths.events, opening)
+            told = earlier_events(paths.events)
+            points = earlier_points(told, opening)
             events = stack.enter_context(EventLog(paths.events, self._clock, take_over=True))
             board = paths.tensorboard if self.config.tensorboard else None
             metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))
             stack.enter_context(panel)
-            events.emit(opening)
+            for event in (opening, *untold(ledger, told)):
+                events.emit(event)
             reporter = RunReporter(events, metrics, panel, self._phases, self._clock)
             self.outcome.curves = reporter.curves
             written = Written(events, metrics, GroupBook(events, ledger), reporter, points)
@@ -362,17 +365,21 @@ class Session:
 
     async def _take_down(self, events: EventLog, book: GroupBook) -> None:
         """What is open when a run has finished is dropped; after any other end a resume goes on with it."""
+        stopped = await asyncio.gather(*(engine.stop() for engine in self._engines), return_exceptions=True)
+        leftovers = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
+        leftovers += [f"process {e.process.pid}" for e in self._engines if e.process.alive]
         try:
             with book.transaction():
                 for group in list(book.open_groups) if self.outcome.status == "finished" else ():
                     book.drop(group, "the run ended")
         except OwnerLost:
             self.outcome.status = SUPERSEDED
-        stopped = await asyncio.gather(*(engine.stop() for engine in self._engines), return_exceptions=True)
-        leftovers = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
-        leftovers += [f"process {e.process.pid}" for e in self._engines if e.process.alive]
-        if self.outcome.status != SUPERSEDED:
-            events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
+        except LedgerError as fault:
+            self.outcome.status, self.outcome.reason = "failed", self.outcome.reason or str(fault)
+            raise
+        finally:
+            if self.outcome.status != SUPERSEDED:
+                events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
 
     def _engine_views(self) -> tuple[EngineView, ...]:
         return tuple(EngineView(e.engine_id, _state_of(e), e.client.version) for e in self._engines)
