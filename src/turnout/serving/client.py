@@ -170,17 +170,18 @@ class EngineClient:
         return (await self.attest(deadline_s)).label
 
     async def load_from_disk(
-        self, folder: str, label: str, deadline_s: float, load_format: str = "auto"
+        self, folder: str, label: str, deadline_s: float, load_format: str = "auto", flush: bool = True
     ) -> None:
         """Loads a checkpoint folder; `load_format` "delta" (ours): a version of a store, by the cheapest route that
-        leads to it from what the engine holds. All behaviour flags are sent: engines differ in their defaults.
+        leads to it from what the engine holds. `flush`: KV of older weights goes. All behaviour flags are sent:
+        engines differ in their defaults.
         After an EngineError the engine may hold any weights."""
         body = {
             "model_path": folder,
             "load_format": load_format,
             "weight_version": label,
             "abort_all_requests": False,
-            "flush_cache": True,
+            "flush_cache": flush,
         }
         row = await self._call("/update_weights_from_disk", body, "update", deadline_s)
         if not isinstance(row, dict) or row.get("success") is not True:

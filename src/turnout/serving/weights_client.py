@@ -7,8 +7,9 @@ is an EngineError; `drop` and `leave`, which tidy up after a failure, never rais
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from turnout.core.errors import EngineError
@@ -20,12 +21,27 @@ from turnout.weights.map_rules import Place
 FLATTENED = "flattened_bucket"
 
 
+class OnUpdate(StrEnum):
+    """What putting weights into place does to requests in flight (--on-weight-update): none may be there; they end
+    with what they have; their KV is computed again on the new weights; they go on with the KV that they have."""
+
+    DRAIN = "drain"
+    ABORT = "abort"
+    RETRACT = "retract"
+    CONTINUE = "continue"
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        return {"abort_all_requests": self is OnUpdate.ABORT, "flush_cache": self is not OnUpdate.CONTINUE}
+
+
 @dataclass(frozen=True)
 class BucketFlags:
-    """`label` names the version, with its last bucket only; `flush` has the engine forget KV of old weights."""
+    """`label` names the version, with its last bucket only, and `requests` (None in those before: nothing) what
+    happens to requests in flight then."""
 
     label: str | None
-    flush: bool
+    requests: OnUpdate | None
     deadline_s: float
 
 
@@ -82,9 +98,11 @@ class EngineWeights:
             raise self.client.fault(EngineError, "update", f"/prepare_weights named no set: {row!r}")
         return prepared
 
-    async def activate(self, prepared_id: str, deadline_s: float) -> None:
+    async def activate(
+        self, prepared_id: str, deadline_s: float, requests: OnUpdate = OnUpdate.DRAIN
+    ) -> None:
         """Has the engine put a prepared set into place."""
-        body = {"prepared_id": prepared_id, "abort_all_requests": False, "flush_cache": True}
+        body = {"prepared_id": prepared_id, **requests.flags}
         await self._succeed("/activate_weights", body, deadline_s)
 
     async def live_root(self, deadline_s: float) -> str:
@@ -158,10 +176,13 @@ class EngineWeights:
         }
         await self._succeed("/update_weights_from_distributed", body, flags.deadline_s)
 
-    async def from_ipc(self, sockets: dict[str, str], label: str, deadline_s: float) -> None:
+    async def from_ipc(
+        self, sockets: dict[str, str], label: str, requests: OnUpdate, deadline_s: float
+    ) -> None:
         """Has a stock SGLang take one whole update from checkpoint-engine's sender at these ZeroMQ sockets, by
         device uuid; returns when it serves it."""
-        body = {"zmq_handles": sockets, "flush_cache": True, "weight_version": label}
+        flush = requests.flags["flush_cache"]
+        body = {"zmq_handles": sockets, "flush_cache": flush, "weight_version": label}
         await self._succeed("/update_weights_from_ipc", body, deadline_s)
 
     async def leave(self, group: str, deadline_s: float) -> None:
@@ -176,10 +197,34 @@ class EngineWeights:
         return row
 
 
+@contextlib.asynccontextmanager
+async def standing_still(
+    engines: Sequence[EngineClient], requests: OnUpdate, deadline_s: float
+) -> AsyncIterator[None]:
+    """Stock engines among these make no token inside the block: SGLang lets an update wait for the end of requests
+    in flight unless it is paused before, and its mode says what becomes of them. Raises EngineError. The embedded
+    engine puts weights into place between two steps and needs no pause."""
+    modes = {OnUpdate.ABORT: "abort", OnUpdate.RETRACT: "retract", OnUpdate.CONTINUE: "in_place"}
+    stock = [engine for engine in engines if not engine.stages and requests in modes]
+    try:
+        for engine in stock:
+            await engine.control("/pause_generation", {"mode": modes[requests]}, deadline_s)
+        yield
+    finally:
+        for engine in stock:
+            with contextlib.suppress(EngineError):  # one that does not answer is fenced by its attestation
+                await engine.control("/continue_generation", {}, deadline_s)
+
+
 def _given(**fields: str | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def _flags(flags: BucketFlags) -> dict[str, Any]:
     named = {} if flags.label is None else {"weight_version": flags.label}
-    return {"load_format": FLATTENED, "flush_cache": flags.flush, "abort_all_requests": False, **named}
+    requests = (
+        {"flush_cache": False, "abort_all_requests": False}
+        if flags.requests is None
+        else flags.requests.flags
+    )
+    return {"load_format": FLATTENED, **requests, **named}

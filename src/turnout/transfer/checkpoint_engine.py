@@ -172,7 +172,7 @@ class CheckpointEngineTransport(StreamTransport):
                 path = socket_path(uuid, self._sockets)
                 port = self._ways.port(path, deadline_s)
                 sessions.append(_Session(port, self._ways.memory(2 * half), half))
-                calls.append(engine.from_ipc({uuid: path}, ready.version.label, deadline_s))
+                calls.append(engine.from_ipc({uuid: path}, ready.version.label, self.on_update, deadline_s))
             await together([*calls, self._stream(export, sessions)])
         except BaseException as found:
             fault = found

@@ -14,7 +14,7 @@ from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
-from turnout.serving.weights_client import EngineWeights
+from turnout.serving.weights_client import EngineWeights, OnUpdate, standing_still
 from turnout.transfer.outcomes import outcomes
 from turnout.transfer.transport import Export, Ready
 from turnout.transfer.worker import Worker
@@ -24,7 +24,10 @@ from turnout.weights.store import WeightStore
 
 
 class DiskTransport:
-    """A Transport (turnout.transfer.transport) over a WeightStore."""
+    """A Transport (turnout.transfer.transport) over a WeightStore. `on_update`: what activation does to requests in
+    flight."""
+
+    on_update = OnUpdate.DRAIN
 
     def __init__(self, store: WeightStore, clock: Clock, keep_all: bool = False) -> None:
         self.store, self.clock = store, clock
@@ -74,10 +77,14 @@ class DiskTransport:
         end = self.clock.now() + deadline_s
 
         async def put(engine: EngineClient) -> Attestation:
-            if not engine.stages:
-                return await engine.update_from_disk(folder, label, deadline_s)
-            await EngineWeights(engine).activate(self._prepared[engine.engine_id], deadline_s)
-            return await engine.attest(max(0.001, end - self.clock.now()))
+            async with standing_still([engine], self.on_update, deadline_s):
+                if engine.stages:
+                    prepared = self._prepared[engine.engine_id]
+                    await EngineWeights(engine).activate(prepared, deadline_s, self.on_update)
+                else:
+                    flush = self.on_update is not OnUpdate.CONTINUE
+                    await engine.load_from_disk(folder, label, deadline_s, flush=flush)
+                return await engine.attest(max(0.001, end - self.clock.now()))
 
         return await outcomes(engines, put)
 

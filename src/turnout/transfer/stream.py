@@ -16,7 +16,7 @@ from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.placement.tasks import together
 from turnout.serving.client import Attestation, EngineClient
-from turnout.serving.weights_client import BucketFlags, EngineWeights
+from turnout.serving.weights_client import BucketFlags, EngineWeights, OnUpdate, standing_still
 from turnout.transfer.outcomes import outcomes
 from turnout.transfer.transport import Export, Ready
 from turnout.transfer.worker import Worker
@@ -29,7 +29,10 @@ Bucket = Sequence[Any]  # tensors, or changes
 
 
 class StreamTransport:
-    """The frame of a Transport; subclasses send one bucket. `bucket_bytes` bounds a bucket."""
+    """The frame of a Transport; subclasses send one bucket. `bucket_bytes` bounds a bucket; `on_update`: what
+    activation does to requests in flight."""
+
+    on_update = OnUpdate.DRAIN
 
     def __init__(self, store: WeightStore, clock: Clock, bucket_bytes: int) -> None:
         self.store, self.clock = store, clock
@@ -90,6 +93,16 @@ class StreamTransport:
         return await _culprits(engines, fault)
 
     async def activate(
+        self, ready: Ready, engines: Sequence[EngineClient], deadline_s: float
+    ) -> dict[str, Attestation | Exception]:
+        try:
+            async with standing_still(engines, self.on_update, deadline_s):
+                return await self._activated(ready, engines, deadline_s)
+        except EngineError as fault:  # one that can't be paused
+            await self._drop()
+            return {engine.engine_id: fault for engine in engines}
+
+    async def _activated(
         self, ready: Ready, engines: Sequence[EngineClient], deadline_s: float
     ) -> dict[str, Attestation | Exception]:
         end = self.clock.now() + deadline_s
@@ -159,7 +172,8 @@ class StreamTransport:
         await together(engine.begin(left(), self.base_root) for engine in engines)
         async for bucket, last in ahead(self.cut(export)):
             # the label goes with the last bucket, since a stock SGLang shows it at once
-            await self.send(bucket, engines, BucketFlags(ready.version.label if last else None, last, left()))
+            label, requests = (ready.version.label, self.on_update) if last else (None, None)
+            await self.send(bucket, engines, BucketFlags(label, requests, left()))
 
 
 async def _culprits(engines: Sequence[EngineClient], fault: Exception) -> dict[str, Exception | None]:

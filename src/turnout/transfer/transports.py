@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.core.ports import Clock
+from turnout.serving.weights_client import OnUpdate
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.delta_disk import DeltaDiskTransport
 from turnout.transfer.disk import DiskTransport
 from turnout.transfer.equal import EqualityChecked
+from turnout.transfer.stream import StreamTransport
 from turnout.transfer.transport import Transport
 from turnout.weights.store import WeightStore
 
@@ -17,13 +19,15 @@ from turnout.weights.store import WeightStore
 @dataclass(frozen=True)
 class TransportPlan:
     """`way` is disk, tensor, group or checkpoint-engine; `keep_all` keeps every version's folder, where there are
-    folders; `encoding` is that of deltas on disk; `check_equal` compares live tensors after every update."""
+    folders; `encoding` is that of deltas on disk; `check_equal` compares live tensors after every update;
+    `on_update` says what an update does to requests in flight."""
 
     way: str
     bucket_bytes: int
     keep_all: bool
     encoding: str
     check_equal: bool
+    on_update: OnUpdate = OnUpdate.DRAIN
 
 
 def make_transport(
@@ -31,10 +35,11 @@ def make_transport(
 ) -> Transport:
     """Of deltas against `base`, of full versions where it is None."""
     made = _full(plan, store, clock) if base is None else _delta(plan, store, clock, base)
+    made.on_update = plan.on_update
     return EqualityChecked(made, clock) if plan.check_equal else made
 
 
-def _full(plan: TransportPlan, store: WeightStore, clock: Clock) -> Transport:
+def _full(plan: TransportPlan, store: WeightStore, clock: Clock) -> DiskTransport | StreamTransport:
     if plan.way == "disk":
         return DiskTransport(store, clock, plan.keep_all)
     if plan.way == "tensor":
@@ -50,7 +55,9 @@ def _full(plan: TransportPlan, store: WeightStore, clock: Clock) -> Transport:
     return GroupTransport(store, clock, plan.bucket_bytes)
 
 
-def _delta(plan: TransportPlan, store: WeightStore, clock: Clock, base: DeltaBase) -> Transport:
+def _delta(
+    plan: TransportPlan, store: WeightStore, clock: Clock, base: DeltaBase
+) -> DiskTransport | StreamTransport:
     if plan.way == "disk":
         return DeltaDiskTransport(store, clock, base, plan.encoding, plan.keep_all)
     from turnout.transfer.delta_group import DeltaGroupTransport  # noqa: PLC0415
