@@ -29,6 +29,23 @@ def deterministic_is_ordered(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--rollout-window", str(c.rollout_window), reason, "leave it out")
 
 
+def update_policy_fits(c: RunConfig) -> Iterator[Fault]:
+    flag, policy = "--on-weight-update", c.on_weight_update
+    if policy is not None and policy != "drain":
+        if c.schedule != "async":
+            reason = f"the {c.schedule} schedule changes weights when nothing is in flight"
+            yield Fault(flag, policy, reason, "leave it out, or use --schedule async")
+        elif c.deterministic:
+            reason = "where a request meets new weights depends on more than the seed (--deterministic)"
+            yield Fault(flag, policy, reason, "leave it out")
+        elif policy == "continue" and c.engine == "sglang":
+            reason = "SGLang does not say which tokens were made on KV of older weights"
+            yield Fault(flag, policy, reason, "give retract or abort")
+    if c.mask_kv_mixed and policy != "continue":
+        reason = f"no token is made on KV of older weights with {flag} {c.weight_update_policy}"
+        yield Fault("--mask-kv-mixed", "", reason, f"give {flag} continue")
+
+
 def slots_fill_a_step(c: RunConfig) -> Iterator[Fault]:
     """Fewer slots than an update interval's groups: no step could be filled, or none before the next version."""
     if c.schedule != "async":
@@ -100,6 +117,7 @@ def off_policy_options_are_used(c: RunConfig) -> Iterator[Fault]:
 SCHEDULE_CHECKS = (
     only_async_leads,
     deterministic_is_ordered,
+    update_policy_fits,
     slots_fill_a_step,
     slots_keep_the_lead,
     interval_is_fresh_enough,

@@ -142,7 +142,14 @@ class RunConfig(
     @property
     def drains(self) -> bool:
         """Whether requests in flight are waited for before the weights change."""
-        return self.schedule != "async" or self.deterministic
+        return self.weight_update_policy == "drain"
+
+    @property
+    def weight_update_policy(self) -> str:
+        """What becomes of requests in flight when the weights change."""
+        if self.on_weight_update is not None:
+            return self.on_weight_update
+        return "retract" if self.schedule == "async" and not self.deterministic else "drain"
 
     @property
     def window(self) -> int:

@@ -26,6 +26,7 @@ from turnout.observe.metrics import MetricsLog, read_metrics
 from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView
 from turnout.rollout.book import GroupBook
+from turnout.rollout.draft import Pace
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import LEASE_S, Claim
 from turnout.rollout.rewards import RewardRunner, load_reward
@@ -204,13 +205,7 @@ class Session:
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
-            generator = Generator(
-                Sampler(
-                    Routes(updater.fleet.routable, updater.fleet.standing), inputs.tokenizer, self._clock
-                ),
-                rewards,
-            )
-            around = EvalWorld(store.keep, events, self._phases, self._clock)
+            generator = Generator(self._sampler(updater, inputs), rewards)
             evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
             evals.restore(written.points)
             self.outcome.evals = evals
@@ -313,6 +308,11 @@ class Session:
             if isinstance(result, BaseException):
                 raise result
         self._engines.sort(key=lambda engine: engine.engine_id)
+
+    def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
+        routes = Routes(updater.fleet.routable, updater.fleet.standing)
+        pace = Pace(self.config.token_journal_interval)
+        return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
 
     async def _supervised(self, work: object, reporter: RunReporter, lost: Lost) -> None:
         """Runs `work` beside a watch on every engine process. A death is told to `lost`; with fewer engines left

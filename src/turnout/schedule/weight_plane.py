@@ -17,6 +17,7 @@ from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
 from turnout.serving.client import EngineClient
+from turnout.serving.weights_client import OnUpdate
 from turnout.train.backend import TrainBackend
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.snapshot import Snapshot
@@ -85,6 +86,7 @@ async def open_plane(
         config.update_weight_disk_keep_files,
         config.encoding,
         config.check_weight_update_equal,
+        OnUpdate(config.weight_update_policy),
     )
     return make_transport(plan, store, clock, base), version
 

@@ -50,7 +50,7 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
     token = _token(config)
     return EngineLaunch(
         engine_id=f"engine-{index}",
-        arguments=tuple(str(word) for pair in flags.items() for word in pair),
+        arguments=(*(str(word) for pair in flags.items() for word in pair), "--incremental-streaming-output"),
         threads=threads,
         folder=logs,
         start_deadline_s=config.engine_start_timeout_s,
@@ -61,7 +61,10 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
 
 def sglang_launch(config: RunConfig, index: int, model: Path, logs: Path) -> SglangLaunch:
     """One SGLang server. On GPUs each has its own; on a CPU its cache has the size of an embedded engine's."""
-    arguments: dict[str, object] = {"context-length": config.rollout_max_context_len}
+    arguments: dict[str, object] = {
+        "context-length": config.rollout_max_context_len,
+        "incremental-streaming-output": True,
+    }
     if config.sglang_device == "cpu":
         arguments["max-total-tokens"] = config.engine_max_total_tokens
         arguments["max-running-requests"] = config.engine_max_running_requests
@@ -173,7 +176,12 @@ def rollout_plan(config: RunConfig) -> SamplingPlan:
         ignore_eos=config.rollout_min_response_len >= config.rollout_max_response_len,
     )
     return SamplingPlan(
-        config.n_samples_per_prompt, params, config.rollout_request_timeout_s, config.min_group
+        config.n_samples_per_prompt,
+        params,
+        config.rollout_request_timeout_s,
+        config.min_group,
+        config.rollout_max_context_len,
+        mask_kv_mixed=config.mask_kv_mixed,
     )
 
 

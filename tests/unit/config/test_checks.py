@@ -33,6 +33,23 @@ REFUSED = [
         "more than the seed",
     ),
     (["--max-lead", "2"], "--max-lead", "the lead of the sync schedule is fixed"),
+    (["--on-weight-update", "abort"], "--on-weight-update", "the sync schedule changes weights when nothing"),
+    ([*ASYNC, *STOCK, "--on-weight-update", "continue"], "--on-weight-update", "SGLang does not say"),
+    (
+        [
+            *ASYNC,
+            "--deterministic",
+            "--on-weight-update",
+            "retract",
+            "--engine-threads",
+            "1",
+            "--trainer-threads",
+            "1",
+        ],
+        "--on-weight-update",
+        "depends on more than the seed",
+    ),
+    ([*ASYNC, "--mask-kv-mixed"], "--mask-kv-mixed", "--on-weight-update retract"),
     (
         [
             *ASYNC,

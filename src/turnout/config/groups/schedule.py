@@ -59,6 +59,24 @@ class ScheduleOptions(Options):
     update_weights_interval: int = option(
         1, "Train steps from one published version to the next.", unit="steps", ge=1
     )
+    on_weight_update: Literal["drain", "abort", "retract", "continue"] | None = option(
+        None,
+        "What new weights do to requests in flight: wait for their end; end them at a token and have them go on "
+        "from their tokens anew; have the engine compute their KV again on the new weights; or let them go on with "
+        "the KV that they have.",
+        unset="retract with --schedule async, drain with others and with --deterministic",
+    )
+    mask_kv_mixed: bool = option(
+        False,
+        "Tokens made on KV of older weights than their own (--on-weight-update continue) carry no loss.",
+    )
+    token_journal_interval: int = option(
+        32,
+        "Tokens of a sample that may be made before they are written to the ledger; at the latest after a second. "
+        "What was written is never sampled again, whoever dies.",
+        unit="tokens",
+        ge=1,
+    )
     rollout_timeout_s: float = option(
         3600.0,
         "Longest wait for the groups of one step; longer than --rollout-request-timeout-s and --reward-timeout-s "
