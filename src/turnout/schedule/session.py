@@ -206,6 +206,7 @@ class Session:
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
             rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
             generator = Generator(self._sampler(updater, inputs), rewards)
+            around = EvalWorld(store.keep, events, self._phases, self._clock)
             evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
             evals.restore(written.points)
             self.outcome.evals = evals
