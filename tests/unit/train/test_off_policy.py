@@ -211,6 +211,15 @@ def test_few_effective_samples_are_told_then_end_the_run(tmp_path, caplog):
             trainer.train(batch_of(torn, 3))
 
 
+@pytest.mark.parametrize(("above", "warns"), [(1e-3, True), (-1e-3, False)])
+def test_the_bound_on_the_effective_sample_size_is_where_it_says(tmp_path, caplog, above, warns):
+    folder, samples = make_model(tmp_path), make_samples(seed=8)
+    share = LocalBackend(settings_for(folder)).train(batch_of(samples)).effective_sample_share
+    off = OffPolicy("none", min_ess=share + above)
+    LocalBackend(replace(settings_for(folder), loss=LossSettings(off_policy=off))).train(batch_of(samples))
+    assert ("effective sample size" in caplog.text) == warns
+
+
 def test_contradictions_of_the_correction_are_told(tmp_path):
     for off, flag in (
         (OffPolicy("tis", cap=0.5), "--off-policy-clip"),
