@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from turnout.core.errors import InvariantBroken, LedgerError, TurnoutError
 from turnout.core.ports import Clock
@@ -62,6 +62,8 @@ class _Scope:
 class Ledger(LedgerReader):
     """The writer. `incarnation` is the one that it got; `counts` the number of groups by state."""
 
+    threaded: ClassVar[bool] = True  # a simulator's ledger moves its log itself
+
     def __init__(self, database: Database, claim: Claim) -> None:
         """Takes the ledger (turnout.rollout.ledger_owner says when that is refused)."""
         super().__init__(database)
@@ -75,7 +77,8 @@ class Ledger(LedgerReader):
         self._added = self.counts.total()
         self._before = self.counts, self._added
         self._covered, self._stale = self._cover(), list[str]()
-        self._backfill = Backfill(self.path) if self.path is not None and not database.exclusive else None
+        threaded = self.threaded and self.path is not None and not database.exclusive
+        self._backfill = Backfill(self.path) if threaded and self.path is not None else None
 
     @property
     def incarnation(self) -> int:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from turnout.core.events import (
-    Event,
+    EvalDone,
     GroupCompleted,
     GroupDropped,
     GroupRequeued,
@@ -21,10 +21,14 @@ from turnout.core.events import (
     VersionCommitted,
     VersionPublished,
 )
-from turnout.core.types import RolloutGroup, TrainSample, Trajectory
-from turnout.core.version import label_counter
+from turnout.core.rng import SeedTree
+from turnout.core.types import Finish, RolloutGroup, TrainSample, Trajectory
+from turnout.core.version import Runs, VersionSpans, label_counter
 from turnout.observe.audit import audit
+from turnout.observe.audit_log import of_kind
+from turnout.rollout.book import samples_digest
 from turnout.rollout.group_machine import OPEN, GroupState
+from turnout.schedule.evaluations import EVAL_SEEDS
 from turnout.sim.model import length_of, logprobs_of, number_of, tokens
 from turnout.sim.record import DOUBLED, INVARIANT, LOST, OVER_BOUND, Failure, WorldRecord
 
@@ -233,11 +237,40 @@ def versions_rise_and_end_once(record: WorldRecord) -> Iterator[Failure]:
 
 
 def logs_pass_the_audit(record: WorldRecord) -> Iterator[Failure]:
-    """The production's own audit, over the log of each life."""
-    for life in range(record.lives):
-        log: list[Event] = [one.event for one in record.told if one.life == life]
-        for rule, detail in audit(log).failed:
-            yield Failure(INVARIANT, f"life {life}, {rule}: {detail}")
+    """The production's own audit, over the log of all lives as one, which is what it reads after a run."""
+    for rule, detail in audit([one.event for one in record.told]).failed:
+        yield Failure(INVARIANT, f"{rule}: {detail}")
+
+
+def points_are_of_their_version(record: WorldRecord) -> Iterator[Failure]:
+    """A point is of a committed version, at its step; where no sample failed it is what the version's weights make
+    of the held-out prompts, to the bit."""
+    roots, committed = record.roots(), record.committed()
+    for event in of_kind([one.event for one in record.told], EvalDone):
+        where = f"point {event.name} of {event.version} at step {event.step}"
+        root = roots.get(event.version, "")
+        state = record.history.made.get(root)
+        if event.version not in committed or state is None:
+            yield Failure(INVARIANT, f"{where}: the version was never committed")
+        elif state.step != event.step:
+            yield Failure(INVARIANT, f"{where}: its weights are of step {state.step}")
+        elif not event.failed and event.digest != _expected_point(record, event.name, root):
+            yield Failure(INVARIANT, f"{where}: its tokens are not those of one version")
+
+
+def _expected_point(record: WorldRecord, name: str, root: str) -> str:
+    seeds, made = SeedTree(*EVAL_SEEDS), list[Trajectory]()
+    assert record.evals is not None
+    data = next(one for one in record.evals.sets if one.name == name)
+    for prompt in data.prompts:
+        seed = seeds.child(prompt.prompt_id, 0).seed
+        count = min(length_of(prompt.token_ids[1], seed, record.rules.median), record.rules.most_tokens)
+        ids = tuple(tokens(prompt.token_ids, seed, [(count, number_of(root))]))
+        spans, engines = VersionSpans(((count, "v"),)), Runs(((count, "e"),))
+        made.append(
+            Trajectory(ids, tuple(logprobs_of(ids)), (1,) * count, spans, Finish.STOP, "", engines, seed)
+        )
+    return samples_digest(made)
 
 
 def completed_groups_are_whole(record: WorldRecord) -> Iterator[Failure]:
@@ -266,6 +299,7 @@ CHECKS: tuple[Check, ...] = (
     slots_are_kept,
     the_window_is_kept,
     versions_rise_and_end_once,
+    points_are_of_their_version,
     logs_pass_the_audit,
     completed_groups_are_whole,
     all_steps_were_done,

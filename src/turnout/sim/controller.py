@@ -17,6 +17,7 @@ from turnout.core.errors import EngineDead, TrainError, TurnoutError
 from turnout.core.events import (
     EngineLost,
     EngineReady,
+    EvalDone,
     Event,
     RunEnded,
     RunStarted,
@@ -25,36 +26,38 @@ from turnout.core.events import (
     VersionPublished,
 )
 from turnout.core.rng import SeedTree
-from turnout.core.types import Prompt, RolloutGroup, TrainBatch
+from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.core.version import WeightVersion
+from turnout.observe.audit_log import as_one, of_kind
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
-from turnout.rollout.ledger_schema import Database, open_database
 from turnout.rollout.prompts import Fingerprint
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
+from turnout.rollout.untold import untold
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
-from turnout.schedule.checkpoint_state import LEDGER, CheckpointState
-from turnout.schedule.checkpoints import Contents, RunCheckpoints
+from turnout.schedule.checkpoint_contents import About, Written, contents_of
+from turnout.schedule.checkpoints import RunCheckpoints
 from turnout.schedule.control import ControlPlane
 from turnout.schedule.control import World as Ports
-from turnout.schedule.evaluations import EvalPlan, EvalRuns
+from turnout.schedule.eval_sets import make_evaluations
+from turnout.schedule.evaluations import EvalWorld
 from turnout.schedule.loop import StepBatch
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.resume import Beginning, find_beginning, restore_weights
-from turnout.schedule.resume_ledger import returning_groups
+from turnout.schedule.resume_ledger import open_ledger, returning_groups
 from turnout.schedule.run_record import open_record
-from turnout.sim.disk import Killed, VirtualDisk
+from turnout.sim.disk import VirtualDisk
 from turnout.sim.engine import VirtualEngine
-from turnout.sim.loop import LIFE, Life
-from turnout.sim.model import prompt_ids
+from turnout.sim.loop import LIFE, Killed, Life
 from turnout.sim.network import VirtualClient, Wire
+from turnout.sim.plan import PROMPTS
 from turnout.sim.record import LedgerGroup
 from turnout.sim.rewards import Decoder, make_reward
 from turnout.sim.trainer import VirtualTrainer
@@ -66,16 +69,8 @@ if TYPE_CHECKING:
     from turnout.sim.world import World
 
 T = TypeVar("T")
-PROMPTS = 1000
 ATTEST_S, JOIN_S = 60.0, 120.0
 FINGERPRINT = Fingerprint(0, PROMPTS, "virtual", {})
-
-
-def prompts_of(seed: int) -> list[Prompt]:
-    """The data of a world."""
-    rng = random.Random(f"prompts/{seed}")
-    made = [prompt_ids(index, rng.randint(4, 12)) for index in range(PROMPTS)]
-    return [Prompt(f"p{index}", ids, f"prompt {index}") for index, ids in enumerate(made)]
 
 
 class VirtualTrainerThread(TrainerThread):
@@ -108,8 +103,9 @@ class VirtualTrainerThread(TrainerThread):
 class VirtualLedger(Ledger):
     """The production's ledger, whose process can be killed just before or just after a commit."""
 
-    world: World
-    life: Life
+    threaded = False
+    world: World | None = None
+    life: Life | None = None
 
     def _commit(self) -> None:
         self._may_die()
@@ -117,12 +113,14 @@ class VirtualLedger(Ledger):
         self._may_die()
 
     def _may_die(self) -> None:
+        if self.world is None or self.life is None:
+            return
         if self.world.faults.hit("torn_write", 0.0001, "ledger"):
             self.life.kill()
             raise Killed("killed at a commit of the ledger")
 
     def store(self, group: RolloutGroup) -> Any:
-        if self.life.alive:
+        if self.world is not None and self.life is not None and self.life.alive:
             self.world.record.stored[group.group_id].append(group)
         return super().store(group)
 
@@ -136,6 +134,9 @@ class Sink:
         self._published = {"": (world.record.base_root, 0)}
         self.committed: dict[str, int] = {}
         self.current_step = 0
+
+    def sync(self) -> None:
+        """Nothing that was written is lost by a kill."""
 
     def emit(self, event: Event) -> None:
         if not self._life.alive:
@@ -159,8 +160,9 @@ class Reporter:
 
     def step(self, batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> None:
         del version
-        counts = int(metrics["tokens"]), int(metrics["optimizer_steps"])
-        self._events.emit(StepTrained(batch.step, len(batch.groups), *counts))
+        counts = len(batch.groups), int(metrics["tokens"]), int(metrics["optimizer_steps"])
+        lags = [[lag, tokens] for lag, tokens in sorted(batch.lags.items())]
+        self._events.emit(StepTrained(batch.step, *counts, lags, batch.masked))
 
 
 class Controller:
@@ -174,7 +176,8 @@ class Controller:
         self._joins: set[asyncio.Task[Any]] = set()
         wire = Wire(world.faults, life, world.later, world.sent, world.kill_engine)
         self._clients = {e.name: VirtualClient(e, world.clock, wire) for e in world.engines}
-        self._database: Database | None = None
+        self._ledger: VirtualLedger | None = None
+        self._plane: ControlPlane | None = None
         self._thread: VirtualTrainerThread | None = None
         self._events = Sink(world, life, number)
         self._phases = Phases(world.clock)
@@ -228,12 +231,10 @@ class Controller:
 
     def ledger_groups(self) -> list[LedgerGroup]:
         """All rows, as they stand."""
-        if self._database is None:
+        if self._ledger is None:
             return []
-        found = self._database.connection.execute(
-            "SELECT group_id, ordinal, attempt, state, cause FROM groups ORDER BY group_id"
-        )
-        return [LedgerGroup(*row) for row in found]
+        rows = self._ledger.rows()
+        return [LedgerGroup(r.group_id, r.ordinal, r.attempt, r.state, r.cause) for r in rows]
 
     # the run
 
@@ -241,36 +242,35 @@ class Controller:
         """As Session.run; raises what ended it early."""
         world, config = self._world, self._world.plan.config
         files = VirtualDisk(world.root, world.faults, world.loop.time, self._life.kill)
-        weights = world.root / "weights"
         resumed = (world.root / "run.json").exists()
-        paths = RunPaths(world.root, weights, world.root / "checkpoints", resumed)
+        paths = RunPaths(world.root, world.root / "weights", world.root / "checkpoints", resumed)
         record = open_record(paths, config, (FINGERPRINT, None), files, self._id)
-        beginning = find_beginning(paths, record.run_id, files)
-        self._database = open_database(paths.ledger)
-        ledger = VirtualLedger(
-            self._database,
-            Claim(world.clock, "virtual", self._number, beginning.incarnation, lambda _: False),
-        )
+        begin = find_beginning(paths, record.run_id, files)
+        claim = Claim(world.clock, "virtual", self._number, None, lambda _: False)
+        self._ledger = ledger = open_ledger(paths, record.run_id, begin, claim, VirtualLedger)
         ledger.world, ledger.life = world, self._life
         book = GroupBook(self._events, ledger)
-        lag = max(config.lead, config.max_staleness)
-        names = record.run_id, beginning.incarnation, config.seed, config.schedule
-        resumed_at, interval = beginning.resumed_at, config.update_weights_interval
-        self._events.emit(RunStarted(*names, lag, config.trust_label, resumed_at, interval))
+        names = record.run_id, begin.incarnation, config.seed, config.schedule
+        lag, interval = max(config.lead, config.max_staleness), config.update_weights_interval
+        self._events.emit(RunStarted(*names, lag, config.trust_label, begin.resumed_at, interval))
+        if paths.resumed:
+            for event in untold(ledger, [one.event for one in world.record.told]):
+                self._events.emit(event)
         status, reason = "failed", ""
         try:
-            await self._train(paths, files, beginning, record.run_id, book)
+            await self._train(paths, files, begin, record.run_id, book)
             status = "finished"
         except TurnoutError as fault:
             reason = str(fault)
             raise
         finally:
-            for group in list(book.open_groups) if status == "finished" else ():
-                book.drop(group, "the run ended")
+            with book.transaction():
+                for group in list(book.open_groups) if status == "finished" else ():
+                    book.drop(group, "the run ended")
             self._events.emit(RunEnded(status, reason, []))
 
     async def _train(
-        self, paths: RunPaths, files: VirtualDisk, beginning: Beginning, run_id: str, book: GroupBook
+        self, paths: RunPaths, files: VirtualDisk, begin: Beginning, run_id: str, book: GroupBook
     ) -> None:
         world, config, clock = self._world, self._world.plan.config, self._world.clock
         thread = self._thread = VirtualTrainerThread(world, VirtualTrainer(world.record.history))
@@ -279,57 +279,50 @@ class Controller:
         for engine in alive:
             self._events.emit(EngineReady(engine.name, "virtual", None, "none"))
         store = WeightStore(paths.weights, files, paths.root, 1 << 20, self._id)
-        base = WeightVersion(beginning.incarnation, 0, world.record.base_root)
-        await asyncio.to_thread(store.open, run_id, beginning.incarnation, base.root, beginning.start)
-        transport = VirtualTransport(store, clock, world.faults, world.plan.detached)
-        clients = [self._clients[engine.name] for engine in alive]
+        base = WeightVersion(begin.incarnation, 0, world.record.base_root)
+        await asyncio.to_thread(store.open, run_id, begin.incarnation, base.root, begin.start)
         published = Publications(self._events, book.ledger)
         published.expect(base, 0)
+        transport = VirtualTransport(store, clock, world.faults, world.plan.detached)
+        clients = [self._clients[engine.name] for engine in alive]
         updater = self._updater = Updater(transport, clients, published, clock, wiring.update_policy(config))
         rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)
         routes = Routes(updater.fleet.routable, updater.fleet.standing)
         generator = Generator(Sampler(routes, Decoder(), clock, self._id), rewards)
-        evals = EvalRuns(EvalPlan((), (), None, True), generator, rewards, self._events, self._phases)
-        source = PromptSource(prompts_of(world.seed), SeedTree(config.seed), config.rollout_shuffle, None)
-
-        def state(steps_done: int) -> CheckpointState | None:
-            held = updater.fleet.current
-            if held is None or held.step != steps_done:
-                return None
-            store.pin(held.version)
-            place = source.position, source.epoch
-            return CheckpointState(run_id, beginning.incarnation, steps_done, *place, held.version, "virtual")
-
-        def saved(made: CheckpointState) -> None:
-            book.ledger.put_checkpoint(made.step, made.version.label)
-
-        contents = Contents(state, lambda folder: book.ledger.backup(folder / LEDGER), store.check, saved)
+        around = EvalWorld(store.keep, self._events, self._phases, clock)
+        evals = make_evaluations(world.plan.evals, updater, rewards, Decoder(), around)
+        log = as_one([one.event for one in world.record.told])  # as the production reads its event log
+        evals.restore(of_kind(log, EvalDone))
+        source = PromptSource(list(world.record.prompts), SeedTree(config.seed), config.rollout_shuffle, None)
+        told: Any = self._events
+        reporter: Any = Reporter(told)
+        about = About(run_id, begin.incarnation, "virtual", source)
+        contents = contents_of(about, Written(told, told, book, reporter, ()), store, updater)
         plan = wiring.save_plan(config, paths.checkpoints, paths.root)
         checkpoints = RunCheckpoints(plan, files, thread, contents)
         weights = WeightUpdates(updater, thread.export, config.update_weight_timeout_s)
         ports = Ports(
-            clock,
-            self._events,
-            source,
-            generator,
-            thread,
-            weights,
-            evals,
-            checkpoints,
-            Reporter(self._events),
-            self._phases,
+            clock, told, source, generator, thread, weights, evals, checkpoints, reporter, self._phases
         )
-        plane = ControlPlane(config, ports, book, config.num_rollout)
+        plane = self._plane = ControlPlane(config, ports, book, config.num_rollout)
 
         async def loop() -> None:
             await updater.adopt(base, ATTEST_S)
-            version = await restore_weights(beginning, thread, weights)
+            version = await restore_weights(begin, thread, weights)
             if paths.resumed:
-                about = beginning.step, config.update_weights_interval, Fate(config.on_resume)
-                plane.restore(returning_groups(book, source.prompt, *about), beginning.step)
-            await plane.run(base if version is None else version, beginning.step)
+                checkpoints.saved = begin.step
+                policy = Fate(config.on_resume)
+                interval = config.update_weights_interval
+                plane.restore(returning_groups(book, source.prompt, begin.step, interval, policy), begin.step)
+            await plane.run(base if version is None else version, begin.step)
 
         await self._supervised(loop())
+
+    def stop(self) -> bool:
+        """As on SIGTERM; whether it was running."""
+        if self._plane is not None:
+            self._plane.stop()
+        return self._plane is not None
 
     async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` until it ends, or until an engine dies that the run cannot do without."""

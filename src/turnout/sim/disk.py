@@ -14,10 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from turnout.sim.faults import Faults
-
-
-class Killed(BaseException):
-    """Unwinds a process of the virtual world that was killed within a call."""
+from turnout.sim.loop import Killed
 
 
 class VirtualDisk:

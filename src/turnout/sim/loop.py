@@ -31,6 +31,10 @@ class Stuck(Exception):
     """Everything waits and no timer is set, or the world went on past its limit."""
 
 
+class Killed(BaseException):
+    """Unwinds a process of the virtual world that was killed within a call."""
+
+
 class CallbackRaised(Exception):
     """A callback raised: asyncio would write it to a log and go on, with whatever waits for it waiting for ever."""
 
@@ -85,6 +89,9 @@ class _Callback:
     def run(self) -> None:
         if self._call is not None:
             self._context.run(self._call, *self._args)
+
+
+UNSEEN = (RuntimeError, OSError, TurnoutError, Killed)  # what may be raised when a world is over
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -168,6 +175,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 raise Stuck("the world made more callbacks than it may: something never ends")
             try:
                 handle.run()
+            except Killed:
+                if life is None or life.alive:
+                    raise
             except Exception as fault:
                 raise CallbackRaised(f"{type(fault).__name__}: {fault}") from fault
 
@@ -237,7 +247,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 task._log_traceback = False
             else:
                 task._log_destroy_pending = False
-                with contextlib.suppress(RuntimeError, OSError, TurnoutError):
+                with contextlib.suppress(*UNSEEN):
                     task.get_coro().close()
         self._tasks.clear()
         self._ready.clear()
@@ -248,7 +258,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         for _ in range(DISCARDED_MAX):
             if not self._ready:
                 return
-            with contextlib.suppress(RuntimeError, OSError, TurnoutError):
+            with contextlib.suppress(*UNSEEN):
                 self._ready.popleft().run()
 
 

@@ -13,11 +13,17 @@ from typing import Any
 from turnout.config.checks import Known, check_all
 from turnout.config.run_config import RunConfig, specs
 from turnout.core.errors import ConfigError
+from turnout.core.types import Prompt
+from turnout.protocol.sglang import SamplingParams
+from turnout.rollout.evaluate import EvalSet
+from turnout.rollout.sampler import SamplingPlan
+from turnout.schedule.evaluations import EvalPlan
 from turnout.sim.engine import EngineShape
+from turnout.sim.model import prompt_ids
 from turnout.sim.record import Rules
 
 SCHEDULE_NAMES = ("sync", "pipelined", "async")
-STEPS, GROUPS = 20, 10
+STEPS, GROUPS, PROMPTS = 20, 10, 1000
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class WorldPlan:
     train_s: tuple[float, float]
     median: float
     detached: bool
+    evals: EvalPlan
 
     @property
     def rules(self) -> Rules:
@@ -69,7 +76,7 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         "train_step_timeout_s": 600.0,
         "update_weight_timeout_s": 60.0,
         "rollout_num_engines": engines,
-        "min_engines": rng.choice((None, 1, engines)),
+        "min_engines": rng.choice((None, 1, 1, 1)),
         "max_failed_groups": 200,
         "save_interval": rng.choice((1, 2, 5)),
         "engine_threads": 1,
@@ -82,14 +89,32 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         options.pop("rollout_window", None)
     shapes = tuple(_engine(rng, median) for _ in range(engines))
     low = rng.choice((0.2, 2.0, 8.0))
-    return WorldPlan(_checked(options), shapes, (low, 2 * low), median, rng.random() < 0.6)
+    config, detached = _checked(options), rng.random() < 0.6
+    return WorldPlan(config, shapes, (low, 2 * low), median, detached, _evals(rng, config))
+
+
+def prompts_of(seed: int, count: int = PROMPTS, first: int = 0) -> list[Prompt]:
+    """The data of a world; held-out prompts have numbers of their own (`first`)."""
+    rng = random.Random(f"prompts/{seed}/{first}")
+    made = [prompt_ids(index, rng.randint(4, 12)) for index in range(first, first + count)]
+    return [Prompt(f"p{ids[1]}", ids, f"prompt {ids[1]}") for ids in made]
+
+
+def _evals(rng: random.Random, config: RunConfig) -> EvalPlan:
+    """Evaluations every few steps, of a few prompts, in some worlds; in async beside training."""
+    if rng.random() < 0.5:
+        return EvalPlan((), (), None, True)
+    params = SamplingParams(max_new_tokens=config.rollout_max_response_len, temperature=1.0)
+    sampling = SamplingPlan(1, params, config.rollout_request_timeout_s, 1)
+    held_out = EvalSet("held-out", prompts_of(config.seed, 4, PROMPTS), sampling)
+    return EvalPlan((held_out,), (), rng.choice((3, 5)), False, "shared", config.schedule == "async", 60.0)
 
 
 def _schedule(rng: random.Random, asked: str | None) -> dict[str, Any]:
     drawn = rng.choice(SCHEDULE_NAMES)
     name = drawn if asked is None else asked
     interval = rng.choice((1, 1, 1, 2))
-    least = {"sync": interval - 1, "pipelined": interval, "async": 0}[name]
+    least = {"sync": interval - 1, "pipelined": interval, "async": interval - 1}[name]
     staleness = least + rng.randint(0, 2)
     options: dict[str, Any] = {
         "schedule": name,

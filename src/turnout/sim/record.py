@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from turnout.core.events import Event, VersionCommitted, VersionPublished
 from turnout.core.types import Prompt, RolloutGroup
+from turnout.schedule.evaluations import EvalPlan
 from turnout.sim.trainer import History
 
 LOST, DOUBLED, OVER_BOUND, STUCK, INVARIANT = "lost", "doubled", "over_bound", "stuck", "invariant_failures"
@@ -71,6 +72,7 @@ class WorldRecord:
     rules: Rules
     base_root: str
     prompts: Sequence[Prompt] = ()
+    evals: EvalPlan | None = None
     told: list[Told] = field(default_factory=list[Told])
     history: History = field(default_factory=History)
     stored: dict[str, list[RolloutGroup]] = field(default_factory=lambda: defaultdict(list))

@@ -65,7 +65,7 @@ class VirtualTrainer:
 
     def train(self, batch: TrainBatch) -> StepReport:
         rows = [(s.group_id, s.response_ids, s.logprobs, s.loss_mask, s.advantages) for s in batch.samples]
-        self._state = hashlib.blake2b(self._state + marshal.dumps(rows), digest_size=16).digest()
+        self._state = hashlib.blake2b(self._state + marshal.dumps(rows, 2), digest_size=16).digest()
         before, self.root = self.root, root_after(self._state)
         self.step += 1
         self._history.add(Trained(self.root, before, self.step, batch))

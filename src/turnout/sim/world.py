@@ -24,17 +24,17 @@ from turnout.core.events import Event, GroupTrained, VersionCommitted, VersionPu
 from turnout.protocol.sglang import GenerateRequest
 from turnout.sim.checks import check
 from turnout.sim.controller import Controller
-from turnout.sim.disk import Killed, after_kill
+from turnout.sim.disk import after_kill
 from turnout.sim.engine import VirtualEngine
 from turnout.sim.faults import KINDS, Faults
-from turnout.sim.loop import LIFE, CallbackRaised, Life, Stuck, VirtualClock, VirtualLoop
+from turnout.sim.loop import LIFE, CallbackRaised, Killed, Life, Stuck, VirtualClock, VirtualLoop
 from turnout.sim.model import root_after
-from turnout.sim.plan import SCHEDULE_NAMES, WorldPlan, plan_of
+from turnout.sim.plan import SCHEDULE_NAMES, WorldPlan, plan_of, prompts_of
 from turnout.sim.record import COUNTS, STUCK, Told, WorldRecord
 
 __all__ = ["SCHEDULE_NAMES", "SeedReport", "World", "WorldOptions", "run_seed"]
 LIVES_MAX, LIVES_CALM = 12, 3  # controllers of one run, and how many of the last of them meet no fault
-CALLBACKS = 6000  # of a controller, about, before it is killed
+CALLBACKS = 4000  # of a controller, about, before it is killed
 TROUBLE_S = 10.0  # between two draws of trouble with engines
 RESTART_S = (0.5, 20.0)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
@@ -83,7 +83,7 @@ class World:
         self.trace: list[str] = []
         self._tracing = options.trace
         self.faults = Faults(random.Random(f"faults/{seed}"), options.kinds, self.note)
-        self.record = WorldRecord(plan.rules, root_after(b""))
+        self.record = WorldRecord(plan.rules, root_after(b""), prompts_of(seed), plan.evals)
         self._folder, self.root = folder, folder / "0"
         self.root.mkdir()
         self._context = contextvars.copy_context()
@@ -132,6 +132,8 @@ class World:
         self.later(self.faults.uniform(*RESTART_S), self._start_engine, engine)
 
     def _start_engine(self, engine: VirtualEngine) -> None:
+        if engine.alive:
+            return
         engine.start()
         self.note(engine.name, "started again")
         if self.controller is not None:
@@ -161,13 +163,21 @@ class World:
             crash_at = None
             if self.faults.on("controller_crash") and self.rng.random() < 0.8:
                 crash_at = 1 + int(self.rng.expovariate(1 / CALLBACKS))
+            if self.faults.on("stopped") and self.rng.random() < 0.2:
+                self.later(self.rng.uniform(1.0, 200.0), self._stop, number)
             if await self._life(Life(f"controller {number}", crash_at), number):
                 return
             await self.clock.sleep(self.faults.uniform(*RESTART_S))
         self.record.broken(f"after {LIVES_MAX} controllers the run has not finished", STUCK)
 
+    def _stop(self, number: int) -> None:
+        if self.controller is not None and self.record.lives == number + 1 and self.controller.stop():
+            self.faults.count("stopped", f"controller {number}")
+
     async def _life(self, life: Life, number: int) -> bool:
         """One controller; whether the run has finished, or never will."""
+        for engine in self.engines:  # a run begins when all of its engines are up
+            self._start_engine(engine)
         ended: asyncio.Future[None] = self.loop.create_future()
         token = LIFE.set(life)
         try:

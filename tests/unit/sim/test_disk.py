@@ -7,8 +7,9 @@ import random
 import pytest
 
 from turnout.core.errors import ConfigError
-from turnout.sim.disk import Killed, VirtualDisk, after_kill
+from turnout.sim.disk import VirtualDisk, after_kill
 from turnout.sim.faults import KINDS, Faults, parse_kinds
+from turnout.sim.loop import Killed
 
 
 def disk(tmp_path, kind=None):
