@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.process.run_process import ROOT, ended, of_kind, start
+from turnout.rollout.ledger_check import problems
+from turnout.rollout.ledger_read import LedgerReader
 
 SHORT = ("--rollout-max-response-len", "64", "--num-rollout", "8")
 
@@ -25,6 +27,7 @@ def run(folder: Path, *words: str) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["audit"]["failed"] == 0, summary["audit"]["details"]
     assert summary["lag"]["max"] == 1, summary["lag"]
+    assert list(problems(LedgerReader.of(folder / "ledger.sqlite"))) == []
     return summary
 
 

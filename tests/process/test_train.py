@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.run_process import events, of_kind, processes_of, train
+from turnout.cli.main import main
 from turnout.observe.metrics import read_metrics, repeatable
 from turnout.weights.digest import root_of
 from turnout.weights.verify import verify
@@ -62,6 +63,27 @@ def test_a_run_leaves_its_files_and_nothing_else(finished: tuple[Path, str]) -> 
     assert (run / "plots" / "plots.png").stat().st_size > 10_000
     assert len(read_metrics(run / "metrics.jsonl")) >= 12
     assert [row["leftovers"] for row in of_kind(run, "RunEnded")] == [[]]
+
+
+def test_the_ledger_of_a_run_tells_what_became_of_each_group(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*words: str) -> str:
+        assert main(["inspect", str(finished[0]), *words]) == 0
+        return capsys.readouterr().out
+
+    assert told("--check") == "48 groups, every history and every token in order\n"
+    summary = told()
+    assert "  trained    48\nlast batch: step 11\nversions committed: 13," in summary
+    assert summary.endswith("checkpoints at steps 5, 10, 12\n")
+    label = of_kind(finished[0], "VersionPublished")[6]["version"]
+    group = told("--group", "30")
+    assert group.startswith("group g00000030.0: attempt 0 at prompt ")
+    assert group.count(f": {label} (committed, of 7 train steps, lag 0)\n    made by engine-0 (0-") == 8
+    assert ", trained by step 7\n" in group and "  tokens are stored\n" in group
+    assert "  tokens are forgotten\n" in told("--group", "0")
+    assert f"made {of_kind(finished[0], 'VersionPublished')[7]['version']}: committed" in told("--step", "7")
+    assert told("--why-dropped") == "0 groups dropped\n0 groups requeued\n"
 
 
 def test_every_version_was_attested_before_it_was_committed(finished: tuple[Path, str]) -> None:

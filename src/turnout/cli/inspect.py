@@ -131,7 +131,7 @@ def _time(at: float) -> str:
 
 def _members(ledger: LedgerReader, row: GroupRow, versions: dict[str, VersionRow]) -> Iterator[str]:
     pieces = ledger.pieces(row.group_id)
-    stored = bool(ledger.token_count(row.group_id))
+    stored = ledger.is_stored(row.group_id)
     if pieces:
         yield f"  tokens {'are stored' if stored else 'are forgotten'}"
     for member in sorted({piece["member"] for piece in pieces}):

@@ -114,7 +114,7 @@ class GroupBook:
         DataError where tokens of such a group are forgotten."""
         with self.transaction():
             for row in self.ledger.trained_since(step):
-                if not self.ledger.token_count(row.group_id):
+                if not self.ledger.is_stored(row.group_id):
                     reason = f"the tokens of {row.group_id}, trained at step {row.trained}, are forgotten"
                     raise DataError(
                         Fault("ledger", "", reason, "resume from one of the two newest checkpoints")

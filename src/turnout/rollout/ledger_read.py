@@ -109,6 +109,10 @@ class LedgerReader:
         row = self._one("SELECT sum(length(tokens)) FROM trajectories WHERE group_id = ?", group_id)
         return (row[0] or 0) // 4
 
+    def is_stored(self, group_id: str) -> bool:
+        """Whether there are members of a group whose tokens, none even, are not forgotten."""
+        return self._one("SELECT 1 FROM trajectories WHERE group_id = ? LIMIT 1", group_id) is not None
+
     def pieces(self, group_id: str) -> list[dict[str, Any]]:
         """What stays of members: `member`, `versions` and `engines` ([[tokens, name], ...]), `finish`, `reward`."""
         row = self._one("SELECT members FROM forgotten WHERE group_id = ?", group_id)

@@ -20,7 +20,7 @@ from turnout.core.errors import (
     OwnerLost,
 )
 from turnout.core.events import GroupCompleted, GroupCut, GroupRequeued, GroupResumed, GroupTaken
-from turnout.core.types import Finish, Trajectory
+from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
 from turnout.rollout import ledger_schema
@@ -495,3 +495,17 @@ def test_the_unbegun_member_has_no_tokens() -> None:
     begun(book, 0)
     ledger.journal([Piece(fresh(0).group_id, 0, 0, Trajectory.unbegun(5))])
     assert ledger.members(fresh(0).group_id) == {0: Trajectory.unbegun(5)}
+
+
+def test_a_group_of_empty_responses_comes_back_as_well() -> None:
+    ledger = memory_ledger()
+    book = GroupBook(Log(), ledger)
+    begun(book, 0)
+    empty = RolloutGroup(
+        fresh(0).group_id, 0, 0, prompt(0), (part(0, 0, 0, Finish.STOP), part(1, 0, 0, Finish.STOP))
+    )
+    book.complete(empty)
+    book.take(0, [empty])
+    book.train(empty, 0, 0)
+    book.roll_back(0)
+    assert ledger.open_groups()[0].group(prompt(0)) == empty

@@ -80,7 +80,9 @@ class World:
 def on(schedule: Schedule, world: World, use: Callable[[Updates], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         clock = RealClock()
-        updates = Updates(world, schedule, Around(world, world, LagGate(StalenessPolicy(9)), Phases(clock), clock))
+        updates = Updates(
+            world, schedule, Around(world, world, LagGate(StalenessPolicy(9)), Phases(clock), clock)
+        )
         updates.adopt(BASE, 0)
         return await asyncio.wait_for(use(updates), 10)
 
