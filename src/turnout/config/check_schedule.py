@@ -70,6 +70,14 @@ def slots_keep_the_lead(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--rollout-slots", str(c.rollout_slots), reason, f"give at most {c.most_slots}")
 
 
+def checkpoints_meet_versions(c: RunConfig) -> Iterator[Fault]:
+    """A run goes on from a checkpoint by publishing its weights: only a version that was made there anyway."""
+    every = c.update_weights_interval
+    if c.save_interval is not None and c.save_interval % every:
+        reason = f"a version is made every {every} steps only, and a checkpoint has one"
+        yield Fault("--save-interval", str(c.save_interval), reason, f"give a multiple of {every}")
+
+
 def interval_is_fresh_enough(c: RunConfig) -> Iterator[Fault]:
     least = c.update_weights_interval - (c.schedule != "pipelined")
     if c.max_staleness < least:
@@ -120,6 +128,7 @@ SCHEDULE_CHECKS = (
     update_policy_fits,
     slots_fill_a_step,
     slots_keep_the_lead,
+    checkpoints_meet_versions,
     interval_is_fresh_enough,
     batch_outlasts_a_sample,
     staleness_options_are_used,

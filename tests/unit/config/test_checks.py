@@ -208,6 +208,11 @@ REFUSED = [
     (["--save", ""], "--save", "empty"),
     (["--run-dir", "out", "--ledger-dir", "./out"], "--ledger-dir", "the same place as --run-dir"),
     (["--ledger-dir", "quick.yaml"], "--ledger-dir", "no folder"),
+    (
+        ["--schedule", "async", "--update-weights-interval", "2", "--save-interval", "3"],
+        "--save-interval",
+        "multiple of 2",
+    ),
     (["--run-dir", "old"], "--run-dir", "it has no run.json"),
     (["--run-dir", "begun", "--resume", "never"], "--run-dir", "holds a run already"),
     (["--resume", "must"], "--resume", "there is no run to go on with"),

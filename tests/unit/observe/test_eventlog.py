@@ -96,3 +96,21 @@ def test_a_number_that_is_not_finite_never_reaches_the_log(tmp_path):
 def test_every_kind_survives_the_file():
     for event in EVENTS:
         assert from_json(json.loads(json.dumps(to_json(event, 1.0)))) == event
+
+
+def test_a_successor_leaves_a_writer_that_sleeps_behind_and_what_that_one_writes_later_is_read_by_nobody(
+    tmp_path, caplog
+):
+    """As after SIGSTOP: the ledger has another owner by then, which the caller has made sure of."""
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, Clock()) as old:
+        old.emit(GroupDropped("g1", "before"))
+        with EventLog(path, Clock(), take_over=True) as new:
+            new.emit(GroupDropped("g2", "successor"))
+            old.emit(GroupDropped("g3", "woke up"))
+            new.emit(GroupDropped("g4", "successor"))
+            with pytest.raises(ConfigError, match="another run writes it"):
+                EventLog(path, Clock())
+    assert "left behind" in caplog.text
+    assert [event.group for _, event in read_events(path)] == ["g1", "g2", "g4"]
+    assert [name.name for name in tmp_path.iterdir()] == ["events.jsonl"]

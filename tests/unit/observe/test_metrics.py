@@ -63,3 +63,21 @@ def test_tensorboard_gets_the_finite_numbers(tmp_path):
         found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
         at += 16 + length
     assert found == [(3, "a", 0.25)]
+
+
+def test_a_run_that_goes_on_takes_out_the_rows_of_steps_that_were_undone(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        for step in range(1, 6):
+            log.write(step, {"a": step})
+        log.write(4, {"eval/score": 0.5})
+    with path.open("a") as file:
+        file.write('{"step": 6, "a"')  # torn by the kill
+    with MetricsLog(path, behind=3) as log:
+        log.write(4, {"a": 40})
+        log.sync()
+    assert [(step, row["a"]) for step, row in read_metrics(path)] == [(1, 1), (2, 2), (3, 3), (4, 40)]
+    with MetricsLog(path, behind=0) as log:
+        log.write(1, {"a": 10})
+    assert [(step, row["a"]) for step, row in read_metrics(path)] == [(1, 10)]
+    assert [name.name for name in tmp_path.iterdir()] == ["metrics.jsonl"]
