@@ -162,6 +162,45 @@ def one_reward(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--rm-type", "", "the run has no reward", "give --rm-type or --custom-rm-path")
 
 
+def group_reward_is_whole(c: RunConfig) -> Iterator[Fault]:
+    if c.group_rm and c.custom_rm_path is None:
+        yield Fault("--group-rm", "true", "no built-in reward scores groups", "give --custom-rm-path")
+    elif c.group_rm and c.group_failure_policy == "survivors":
+        reason = "--group-rm compares all members of a group, survivors are not all"
+        yield Fault("--group-failure-policy", "survivors", reason, "use --group-failure-policy drop")
+    held_out = (("--eval-prompt-data", c.eval_prompt_data), ("--eval-baseline-data", c.eval_baseline_data))
+    for flag, data in held_out:
+        if c.group_rm and data is not None:
+            reason = "--group-rm scores groups, evaluation scores single responses"
+            yield Fault(flag, data, reason, "use --eval-config with a reward for each set")
+
+
+def filter_is_on(c: RunConfig) -> Iterator[Fault]:
+    if c.dynamic_sampling:
+        return
+    for flag, value, neutral in (
+        ("--dynamic-sampling-filter-path", c.dynamic_sampling_filter_path, None),
+        ("--on-all-filtered", c.on_all_filtered, "train"),
+    ):
+        if value != neutral:
+            yield Fault(flag, str(value), "nothing is filtered", "give --dynamic-sampling")
+
+
+def surplus_is_surplus(c: RunConfig) -> Iterator[Fault]:
+    given, batch = c.over_sampling_batch_size, c.rollout_batch_size
+    if given is None:
+        return
+    if given < batch:
+        reason = f"fewer than --rollout-batch-size {batch}: no rollout could fill a batch"
+        yield Fault("--over-sampling-batch-size", str(given), reason, f"give at least {batch}")
+    if c.schedule == "async":
+        reason = "in --schedule async the slots are what is sampled beyond a batch"
+        yield Fault("--over-sampling-batch-size", str(given), reason, "leave it out, or raise --max-lead")
+    elif c.deterministic and given > batch:
+        reason = "which groups are complete first depends on the clock"
+        yield Fault("--over-sampling-batch-size", str(given), reason, "leave it out with --deterministic")
+
+
 def reward_path_form(c: RunConfig) -> Iterator[Fault]:
     path = c.custom_rm_path
     if path is None:
@@ -281,6 +320,9 @@ CHECKS: tuple[Check, ...] = (
     sequence_fits,
     step_holds_decodes,
     one_reward,
+    group_reward_is_whole,
+    filter_is_on,
+    surplus_is_surplus,
     reward_path_form,
     eval_mode_done,
     eval_data_is_one,

@@ -25,7 +25,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
         "leave it out: each rollout is finished",
     ),
     "mask_offpolicy_in_partial_rollout": ("a part of partial rollouts", "leave it out"),
-    "over_sampling_batch_size": ("sampling more groups than are trained", "use --dynamic-sampling"),
     "sglang_config": ("groups of engines from a file", "use --rollout-num-engines with the embedded engine"),
     "sglang_*": (
         "an option of SGLang under a flag of its own",

@@ -93,11 +93,6 @@ class RunConfig(
         return self.n_samples_per_prompt if self.group_failure_policy == "drop" else self.min_group_size
 
     @property
-    def filtered_limit(self) -> int:
-        """Groups without variance in one rollout after which dynamic sampling takes no more prompts."""
-        return self.dynamic_sampling_max_waves * self.rollout_batch_size
-
-    @property
     def prompt_limit(self) -> int | None:
         """Longest prompt in tokens; None is no limit of ours."""
         if self.rollout_max_prompt_len is not None:

@@ -32,6 +32,11 @@ class WindowBuffer:
     def complete_count(self) -> int:
         return len(self._complete)
 
+    @property
+    def complete_keys(self) -> list[str]:
+        """The complete groups in the order in which they were admitted."""
+        return [key for _, key in self._complete]
+
     def admit(self, key: str) -> None:
         self._waiting[key] = self._next
         self._next += 1

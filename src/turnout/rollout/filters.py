@@ -18,11 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turnout.core.errors import NothingToTrain
+from turnout.core.errors import NothingToTrain, TrainError
+from turnout.core.imports import load_function
 from turnout.core.types import RolloutGroup
 
 Action = Literal["train", "best", "skip", "stop"]
 Filter = Callable[[RolloutGroup], str | None]
+FLAG, REJECTED = "--dynamic-sampling-filter-path", "rejected by the filter"
 NO_VARIANCE, NOT_A_NUMBER, BEST_OF_OTHERS = (
     "all rewards equal",
     "a reward is nan",
@@ -38,13 +40,35 @@ def no_variance(rewards: Sequence[float]) -> str | None:
     return NO_VARIANCE if not rewards or max(rewards) == min(rewards) else None
 
 
+def of_no_variance(group: RolloutGroup) -> str | None:
+    """The filter of --dynamic-sampling."""
+    return no_variance(group.rewards)
+
+
+def load_filter(text: str) -> Filter:
+    """A user's filter by import path: called with a group it gives True to keep it, False or a reason to drop it.
+    Raises ConfigError; the filter raises TrainError for what the function raises, or gives besides."""
+    function = load_function(FLAG, text)
+
+    def reject(group: RolloutGroup) -> str | None:
+        try:
+            verdict = function(group)
+        except Exception as fault:
+            raise TrainError(f"{FLAG} {text} failed for group {group.group_id}: {fault!r}") from fault
+        if not isinstance(verdict, bool | str):
+            raise TrainError(f"{FLAG} {text} gave {verdict!r}: neither True, nor False, nor a reason")
+        return None if verdict is True else verdict or REJECTED
+
+    return reject
+
+
 @dataclass(frozen=True)
 class FilterPlan:
     """`reject` gives the reason against a group, or None (dynamic sampling off: None for all). `limit` is how
     many rejections end a round, `otherwise` what happens then, `skips` how many rounds in a row may be skipped."""
 
-    reject: Filter
-    limit: int
+    reject: Filter = lambda _: None
+    limit: int = 1
     otherwise: Action = "train"
     skips: int = 0
 
@@ -63,12 +87,14 @@ class Settlement:
 
 @dataclass
 class FilterRound:
-    """The rejections since the last batch. `begin` starts the next round."""
+    """The rejections since the last batch: `rejected` since the last skip, `total` all. `begin` starts the next
+    round."""
 
     plan: FilterPlan
     accepted: int = 0
     rejected: Counter[str] = field(default_factory=Counter[str])
     skipped: int = 0
+    total: int = 0
     _aside: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
 
     @property
@@ -89,6 +115,7 @@ class FilterRound:
             self.accepted += 1
             return True, []
         self.rejected[reason] += 1
+        self.total += 1
         if self.plan.otherwise != "best" or reason == NOT_A_NUMBER:
             return False, [(group, reason)]
         self._aside = sorted([*self._aside, group], key=_rank)
@@ -98,7 +125,7 @@ class FilterRound:
     def begin(self) -> tuple[RolloutGroup, ...]:
         """A batch was taken: counts start anew. Returns the groups kept aside, which are to be dropped."""
         left, self._aside = tuple(self._aside), []
-        self.accepted, self.rejected, self.skipped = 0, Counter(), 0
+        self.accepted, self.rejected, self.skipped, self.total = 0, Counter(), 0, 0
         return left
 
     def settle(self, step: int, passed: int, wanted: int) -> Settlement:

@@ -9,6 +9,7 @@ with groups, with the reason why there are fewer, or with an error: it never wai
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from turnout.core.rng import SeedTree
 from turnout.core.types import RolloutGroup
 from turnout.rollout.book import GroupBook
 from turnout.rollout.buffer import WindowBuffer
+from turnout.rollout.filters import BEST_OF_OTHERS, FilterRound
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.journal import TokenJournal
 from turnout.rollout.pool_plan import NO_DATA, SURPLUS, PoolPlan, Taken
@@ -27,6 +29,8 @@ from turnout.rollout.sampler import Cut
 from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import Generator, GroupFailed
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class RolloutPool:
         self._uncommitted: deque[tuple[int, int]] = deque()  # (step, slots that it holds)
         self._step, self._in_hand = first_step, 0
         self._failed: Counter[str] = Counter()
-        self._filtered = 0
+        self._round = FilterRound(plan.limits.filters)
         self._held = self._closing = self._stopping = False
         self._cutter, self._journal = Cut(), TokenJournal(ports.book.ledger, ports.clock)
         self._fault: BaseException | None = None
@@ -94,6 +98,20 @@ class RolloutPool:
         """The oldest `count` groups, which are then in hand, for the batch of the current step. Raises TrainError
         where too many failed or all were filtered, the update's error where slots are never freed any more."""
         end = self._ports.clock.now() + self.plan.deadline_s
+        keys, more, why = await self._chosen(count, end)
+        while why is None:  # a round was skipped
+            keys, more, why = await self._chosen(count, end)
+        self._buffer.take_these(keys)
+        groups = [*(self._groups.pop(key) for key in keys), *more]
+        self._in_hand += len(groups)
+        if self.plan.surplus != "goes on" and len(groups) == count and self.plan.lead_groups == 0:
+            await self.cut()
+            self._drop_surplus()
+        return Taken(groups, self._failed.total(), self._round.total, why, self._is_last())
+
+    async def _chosen(self, count: int, end: float) -> tuple[list[str], tuple[RolloutGroup, ...], str | None]:
+        """The ids of the groups to take, groups besides that the filter had rejected, and why they are fewer than
+        `count`; None: the round was skipped."""
         self._held = self._stopping
         self._pump()
         while (keys := self._choice(count)) is None:
@@ -102,13 +120,18 @@ class RolloutPool:
             what = f"the groups of step {self._step} ({self._told()})"
             await self._ports.clock.within(max(0.001, end - self._ports.clock.now()), what, self._news.wait())
         self._check()
-        self._buffer.take_these(keys)
-        groups = [self._groups.pop(key) for key in keys]
-        self._in_hand += len(groups)
-        short = "" if len(groups) == count else self._short()
-        if self.plan.surplus != "goes on" and not short and self.plan.lead_groups == 0:
-            await self.cut()
-        return Taken(groups, self._failed.total(), self._filtered, short, self._is_last())
+        if len(keys) == count:
+            return keys, (), ""
+        if not self._round.full:
+            return keys, (), NO_DATA
+        ended = self._round.settle(self._step, self._in_hand + len(keys), self._in_hand + count)
+        log.warning("step %d: %s", self._step, ended.why)
+        for group in ended.dropped:
+            self._ports.book.drop(group.group_id, BEST_OF_OTHERS)
+        self._charged += len(ended.taken)
+        if ended.skip:
+            return keys, (), None
+        return keys, ended.taken, "" if len(keys) + len(ended.taken) == count else ended.why
 
     def end_step(self) -> None:
         """The groups in hand are the batch of this step; the next `take` is for the next one. The step keeps its
@@ -116,8 +139,10 @@ class RolloutPool:
         self._charged += max(0, self.plan.per_step - self._in_hand)
         self._uncommitted.append((self._step, max(self.plan.per_step, self._in_hand)))
         self._step += 1
-        self._in_hand, self._filtered = 0, 0
+        self._in_hand = 0
         self._failed.clear()
+        for group in self._round.begin():
+            self._ports.book.drop(group.group_id, BEST_OF_OTHERS)
         self._pump()
 
     def send_back(self, group: RolloutGroup, cause: str) -> None:
@@ -166,8 +191,10 @@ class RolloutPool:
     def _go_on(self, group: RolloutGroup, state: GroupState) -> None:
         key = group.group_id
         self._groups[key] = group
-        if state is GroupState.COMPLETED:
+        if state is GroupState.COMPLETED and self._returning.recorded(key):
             self._buffer.complete(key)
+        elif state is GroupState.COMPLETED:
+            self._judge(group)
         elif state is GroupState.PARTIAL:
             self._partial[key] = group
         else:
@@ -191,6 +218,7 @@ class RolloutPool:
         self._check()
         if self._running:
             await self.cut()
+        self._drop_surplus()
 
     async def cut(self) -> None:
         """Stops what is in flight, keeps or drops it (`surplus`); nothing is admitted until the next commit, or
@@ -250,7 +278,7 @@ class RolloutPool:
     def _wanted(self) -> int:
         """How many more groups the steps that are left can use."""
         plan = self.plan
-        if self._filtered >= plan.limits.max_filtered:
+        if self._round.full:
             return 0
         left = plan.slots if plan.steps is None else (plan.steps - self._step) * plan.per_step - self._in_hand
         if plan.surplus != "goes on" and left > 0:
@@ -264,7 +292,10 @@ class RolloutPool:
             self._cut_one(group)
         elif (fault := task.exception()) is None:
             made = task.result()
-            (self._cut_one if made.partial else self._complete)(made)
+            try:
+                (self._cut_one if made.partial else self._complete)(made)
+            except TurnoutError as broken:  # nobody waits for this call: whoever takes next is told
+                self._fault = broken
         elif isinstance(fault, GroupFailed):
             self._failed[str(fault)] += 1
             self._drop(key, str(fault))
@@ -276,12 +307,20 @@ class RolloutPool:
     def _complete(self, group: RolloutGroup) -> None:
         self._journal.forget(group.group_id)
         self._ports.book.complete(group)
-        if self.plan.limits.filter_equal and max(group.rewards) == min(group.rewards):
-            self._filtered += 1
-            self._drop(group.group_id, "all rewards equal")
-            return
         self._groups[group.group_id] = group
-        self._buffer.complete(group.group_id)
+        self._judge(group)
+
+    def _judge(self, group: RolloutGroup) -> None:
+        """A completed group may be taken, or leaves slot and order: dropped, or kept aside until the round ends."""
+        passed, gone = self._round.judge(group, self.plan.per_step)
+        if passed:
+            self._buffer.complete(group.group_id)
+            return
+        del self._groups[group.group_id]
+        self._buffer.remove(group.group_id)
+        self._charged -= 1
+        for one, why in gone:
+            self._ports.book.drop(one.group_id, why)
 
     def _cut_one(self, group: RolloutGroup) -> None:
         if self.plan.surplus == "dropped" and not self._closing:
@@ -291,6 +330,12 @@ class RolloutPool:
             self._ports.book.cut(group.group_id)
             self._groups[group.group_id] = group
             self._partial[group.group_id] = group
+
+    def _drop_surplus(self) -> None:
+        """Ends the complete groups beyond those that lead."""
+        if self.plan.surplus == "dropped":
+            for key in self._buffer.complete_keys[self.plan.lead_groups :]:
+                self._drop(key, SURPLUS)
 
     def _drop(self, key: str, reason: str) -> None:
         self._journal.forget(key)
@@ -338,18 +383,6 @@ class RolloutPool:
                 f"rollout {self._step}: {self._failed.total()} groups failed (--max-failed-groups "
                 f"{limits.max_failed}), {times} of them with: {reason}"
             )
-        filtered = self._filtered >= limits.max_filtered
-        if filtered and not self._running and not self._buffer.complete_count and not self._in_hand:
-            raise TrainError(
-                f"rollout {self._step}: all {self._filtered} groups had equal rewards "
-                "(--dynamic-sampling-max-waves): the task is too easy or too hard for this model, or the reward "
-                "does not tell answers apart"
-            )
-
-    def _short(self) -> str:
-        if self._filtered >= self.plan.limits.max_filtered:
-            return f"{self._filtered} groups had equal rewards"
-        return NO_DATA
 
     def _is_last(self) -> bool:
         return self._ports.source.exhausted and not len(self._buffer)

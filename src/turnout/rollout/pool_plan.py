@@ -1,11 +1,12 @@
-"""What a pool of rollouts is told, and what it hands out."""
+"""What a pool of rollouts is told, and what it hands out (turnout.rollout.pool). Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnout.core.types import RolloutGroup
-from turnout.rollout.worker import SamplingPlan
+from turnout.rollout.filters import FilterPlan
+from turnout.rollout.sampler import SamplingPlan
 
 NO_DATA = "end of the data"
 SURPLUS = "surplus"
@@ -13,11 +14,10 @@ SURPLUS = "surplus"
 
 @dataclass(frozen=True)
 class CollectLimits:
-    """Of one step: groups that may fail, groups of equal reward that may be dropped where `filter_equal`."""
+    """Of one step: groups that may fail, and what the filter may reject."""
 
     max_failed: int
-    max_filtered: int
-    filter_equal: bool
+    filters: FilterPlan = field(default_factory=FilterPlan)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class PoolPlan:
     """`per_step` groups a step, `steps` steps in all (None: until the data ends), `deadline_s` for each `take`.
     `surplus` says what becomes of groups in flight when a step has its groups: they go on, or with more slots than
     groups (over-sampling) are dropped or kept as they are until the next version is committed, when `lead_groups`
-    are complete beside them."""
+    are complete beside them. `last_batch`: whether groups at the end of the data that don't fill a batch are to
+    be trained or dropped."""
 
     per_step: int
     slots: int
@@ -36,6 +37,7 @@ class PoolPlan:
     deadline_s: float
     surplus: str = "goes on"
     lead_groups: int = 0
+    last_batch: str = "train"
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,10 @@ class Returning:
         """The groups of a step as they were recorded; None where it was not."""
         return self.batches.get(step)
 
+    def recorded(self, group_id: str) -> bool:
+        """Whether the group stands in a recorded batch."""
+        return any(group_id in ids for ids in self.batches.values())
+
     def spoil(self, group_id: str) -> None:
         """The group is not what it was: the batch that it stood in, and later ones, are made anew."""
         steps = [step for step, ids in self.batches.items() if group_id in ids]

@@ -77,8 +77,11 @@ class RewardRunner:
         clock: Clock,
         deadline_s: float = DEFAULT_DEADLINE_S,
         workers: int = DEFAULT_WORKERS,
+        whole: bool = False,
     ) -> None:
+        """`whole`: the reward scores all responses of a group at once (`score_group`), and no single one."""
         self._reward = reward
+        self.whole = whole
         self._clock = clock
         self._deadline_s = deadline_s
         self._workers = workers
@@ -101,6 +104,25 @@ class RewardRunner:
 
     async def score(self, prompt: str, response: str, label: Any, metadata: dict[str, Any]) -> Scored:
         """The score of one response. Never raises for what the reward does; see the module's outcomes."""
+        got = await self._called(prompt, response, label, metadata)
+        return got if isinstance(got, Scored) else _outcome(got)
+
+    async def score_group(
+        self, prompt: str, responses: list[str], label: Any, metadata: dict[str, Any]
+    ) -> list[Scored]:
+        """The scores of all responses of a group, in order, by one call under one deadline. An answer that is no
+        list of as many values is the outcome of each."""
+        got = await self._called(prompt, responses, label, metadata)
+        if isinstance(got, Scored):
+            return [got] * len(responses)
+        if not isinstance(got, list | tuple) or len(got) != len(responses):
+            size = f" of {len(got)}" if isinstance(got, list | tuple) else ""
+            what = f"returned {type(got).__name__}{size}, not a list of {len(responses)} numbers"
+            return [Scored(None, what)] * len(responses)
+        return [_outcome(value) for value in got]
+
+    async def _called(self, prompt: str, response: Any, label: Any, metadata: dict[str, Any]) -> Any:
+        """What the reward returned; a Scored without a value where it did not."""
         given = {k: v for k, v in metadata.items() if k not in _OWN_NAMES}
         if self._named is not None:
             given = {k: v for k, v in given.items() if k in self._named}
@@ -113,12 +135,12 @@ class RewardRunner:
             work = self._threads.call(lambda: self._reward(prompt, response, label, **given))
             return await self._within(work, self._threads.abandon, self._deadline_s)
 
-    async def _in_loop(self, prompt: str, response: str, label: Any, given: dict[str, Any]) -> Any:
+    async def _in_loop(self, prompt: str, response: Any, label: Any, given: dict[str, Any]) -> Any:
         return await self._reward(prompt, response, label, **given)
 
     async def _within(
         self, work: asyncio.Future[Any], abandon: Callable[[asyncio.Future[Any]], None], seconds: float
-    ) -> Scored:
+    ) -> Any:
         began = self._clock.now()
         try:
             result = await self._clock.within(seconds, "a reward", asyncio.shield(work))
@@ -135,7 +157,7 @@ class RewardRunner:
         if isinstance(result, Awaitable):  # of a sync function that makes a coroutine
             left = max(0.001, began + seconds - self._clock.now())
             return await self._within(asyncio.ensure_future(result), self._abandon, left)
-        return _outcome(result)
+        return result
 
     def _abandon(self, task: asyncio.Future[Any]) -> None:
         """Cancels without waiting: a function that holds on to its cancellation must not hold us."""

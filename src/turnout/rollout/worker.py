@@ -74,6 +74,7 @@ class Generator:
             begun = known[seed] if seed in known else Trajectory.unbegun(seed)
             asks.append(Ask(group.prompt, plan, begun, group.ordinal, partial(keep.tokens, member), cut))
         made = await together(self._member(member, ask, keep) for member, ask in enumerate(asks))
+        made = await self._scored_together(group.prompt, made, keep)
         kept = tuple(t for t in made if isinstance(t, Trajectory))
         if len(kept) < plan.min_group:
             reasons = sorted({str(t) for t in made if not isinstance(t, Trajectory)})
@@ -100,6 +101,9 @@ class Generator:
                 return made if ask.cut.made else "aborted by the engine"
         elif made.reward is not None:
             return made
+        if self._rewards.whole:
+            keep.ended(member, made)
+            return made
         prompt = ask.prompt
         scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         if scored.value is None:
@@ -107,3 +111,21 @@ class Generator:
         made = replace(made, reward=scored.value)
         keep.ended(member, made)
         return made
+
+    async def _scored_together(
+        self, prompt: Prompt, made: list[Trajectory | str], keep: Members
+    ) -> list[Trajectory | str]:
+        """The members of a group that is scored as a whole: once all of them have ended."""
+        ended = [one for one in made if isinstance(one, Trajectory) and not one.partial]
+        if not self._rewards.whole or len(ended) < len(made) or all(one.reward is not None for one in ended):
+            return made
+        texts = [one.text for one in ended]
+        scores = await self._rewards.score_group(prompt.text, texts, prompt.label, prompt.metadata)
+        scored: list[Trajectory | str] = []
+        for member, (one, score) in enumerate(zip(ended, scores)):
+            if score.value is None:
+                scored.append(f"unscored: {score.why}")
+                continue
+            scored.append(replace(one, reward=score.value))
+            keep.ended(member, replace(one, reward=score.value))
+        return scored

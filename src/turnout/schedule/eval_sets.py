@@ -98,6 +98,9 @@ def sampling(config: RunConfig, given: EvalDataset) -> SamplingPlan:
 
 def _set(config: RunConfig, tokenizer: HubTokenizer, given: EvalDataset) -> EvalSet:
     own = given.rm_type if given.rm_type is not None else given.custom_rm_path
+    if own is None and config.group_rm:
+        reason = "--group-rm scores groups, evaluation scores single responses"
+        raise ConfigError(Fault(f"{FLAG}: {given.name}", "", reason, "give rm_type or custom_rm_path"))
     keys = _first(given.input_key, config.eval_keys[0]), _first(given.label_key, config.eval_keys[1])
     prompts = load_prompts(wiring.data(config, given.path, keys), tokenizer)
     return EvalSet(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import holds_run
+from turnout.core.errors import ConfigError, Fault
 from turnout.core.rng import SeedTree
 from turnout.rollout.prompts import Fingerprint, fingerprint, load_prompts
 from turnout.rollout.source import PromptSource
@@ -15,6 +17,8 @@ from turnout.schedule import wiring
 from turnout.schedule.checkpoints import check_folders
 from turnout.schedule.eval_sets import load_eval_plan
 from turnout.schedule.evaluations import EvalPlan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,8 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     tokenizer = load_tokenizer(model)
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
-    steps = config.num_rollout
-    if source.total is not None:
-        by_data = -(-source.total // config.rollout_batch_size)
-        steps = by_data if steps is None else min(steps, by_data)
+    wiring.filter_plan(config)  # refused before anything starts
+    steps = _steps(config, source)
     evals, held_out = load_eval_plan(config, tokenizer), None
     path = config.eval_config if config.eval_prompt_data is None else config.eval_prompt_data
     if path is not None:
@@ -49,3 +51,23 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
         held_out = fingerprint(spec, [prompt for data in evals.sets for prompt in data.prompts])
     marks = fingerprint(wiring.train_data(config), prompts), held_out
     return RunInputs(model, tokenizer, source, evals, steps, marks)
+
+
+def _steps(config: RunConfig, source: PromptSource) -> int | None:
+    """Train steps of the run as far as the data tells; raises ConfigError where there would be none."""
+    asked, total, batch = config.num_rollout, source.total, config.rollout_batch_size
+    if total is None:
+        return asked
+    full, left = divmod(total, batch)
+    if config.last_batch == "train":
+        full, left = full + (left > 0), 0
+    if not full:
+        reason = f"the data has {total} prompts, no batch of --rollout-batch-size {batch}"
+        raise ConfigError(Fault("--last-batch", "drop", reason, "use --last-batch train, or a smaller batch"))
+    if asked is not None and asked <= full:
+        return asked
+    if left:
+        log.warning("the last %d prompts don't fill a batch and are left out (--last-batch drop)", left)
+    if asked is not None:
+        log.warning("the data ends after %d steps, before --num-rollout %d", full, asked)
+    return full

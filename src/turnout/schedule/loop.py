@@ -34,6 +34,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from turnout.core.errors import NothingToTrain
 from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.core.version import WeightVersion
 from turnout.schedule.lag import LagGate
@@ -117,8 +118,7 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
     step = first
     await parts.evaluations.run_if_due(step, last=False)
     while end is None or step < end:
-        with parts.phases("rollout"):
-            batch = await parts.rollouts.take(step)
+        batch = await _taken(parts, step, first)
         if batch is None:  # the last prompts were all dropped: the step before was the last
             if step > first:
                 await parts.updates.publish(step, last=True)
@@ -138,6 +138,17 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
         if last:
             break
     return step
+
+
+async def _taken(parts: Parts, step: int, first: int) -> StepBatch | None:
+    """The next batch; where none can be made of what is sampled, a checkpoint of what was trained goes before."""
+    try:
+        with parts.phases("rollout"):
+            return await parts.rollouts.take(step)
+    except NothingToTrain:
+        if step > first:
+            await _keep(parts, step, last=True)
+        raise
 
 
 async def _keep(parts: Parts, step: int, last: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
+from turnout.rollout.pool_plan import NO_DATA
 from turnout.rollout.staleness import NEVER, Fate, Verdict
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import StepBatch
@@ -22,7 +24,9 @@ from turnout.train.settings import TrainerSettings
 from turnout.transfer.updater import Update, Updater
 from turnout.weights.tensors import HostTensor
 
+NOT_FULL = "the last batch is not full"
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class BatchMaker:
             masked += sum(verdict.masked for verdict in kept)
             if not lost:
                 break
+        if got.short == NO_DATA and self._pool.plan.last_batch == "drop":
+            for group in groups:
+                self._pool.drop(group, NOT_FULL)
+            log.warning("step %d: the last %d groups don't fill a batch: dropped", step, len(groups))
+            groups = []
         self._pool.end_step()
         if not groups:
             return None

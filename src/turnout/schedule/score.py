@@ -18,7 +18,6 @@ from turnout.core.ports import Clock, Store
 from turnout.core.rng import SeedTree
 from turnout.core.version import WeightVersion
 from turnout.rollout.evaluate import EvalMeans, EvalPoint, EvalSet, NoPoint, evaluate
-from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.tokenizer import load_tokenizer
 from turnout.rollout.worker import Generator
@@ -55,7 +54,7 @@ async def score_sets(
 ) -> list[EvalPoint | NoPoint]:
     """As `score`, for these sets. Raises EngineError, or WeightError for an engine that holds something else."""
     async with _answering(config, what, clock) as client:
-        rewards = RewardRunner(load_reward(config.reward), clock, config.reward_timeout_s)
+        rewards = wiring.reward_runner(config, clock)
         sampler = Sampler(Routes(lambda: [client]), load_tokenizer(what.checkpoint), clock)
         means = EvalMeans(Generator(sampler, rewards), rewards, SeedTree(*EVAL_SEEDS))
         made: list[EvalPoint | NoPoint] = []

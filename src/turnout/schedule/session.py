@@ -29,7 +29,6 @@ from turnout.rollout.book import GroupBook
 from turnout.rollout.draft import Pace
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import LEASE_S, Claim
-from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.staleness import Fate
 from turnout.rollout.untold import untold
@@ -204,7 +203,7 @@ class Session:
             published.expect(base, 0)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
-            rewards = RewardRunner(load_reward(config.reward), self._clock, config.reward_timeout_s)
+            rewards = wiring.reward_runner(config, self._clock)
             generator = Generator(self._sampler(updater, inputs), rewards)
             around = EvalWorld(store.keep, events, self._phases, self._clock)
             evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
+from turnout.core.ports import Clock
 from turnout.protocol.sglang import SamplingParams
+from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
+from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.worker import SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
@@ -186,16 +190,44 @@ def rollout_plan(config: RunConfig) -> SamplingPlan:
 
 
 def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
-    limits = CollectLimits(config.max_failed_groups, config.filtered_limit, config.dynamic_sampling)
-    return PoolPlan(
-        per_step=config.rollout_batch_size,
+    per_step = config.rollout_batch_size
+    plan = PoolPlan(
+        per_step=per_step,
         slots=config.slots,
         window=config.window,
         steps=steps,
         sampling=rollout_plan(config),
-        limits=limits,
+        limits=CollectLimits(config.max_failed_groups, filter_plan(config)),
         deadline_s=config.rollout_timeout_s,
+        last_batch=config.last_batch,
     )
+    sampled = config.over_sampling_batch_size
+    if sampled is None or sampled == per_step:
+        return plan
+    ahead = per_step if config.schedule == "pipelined" else 0
+    return replace(
+        plan,
+        slots=config.slots - per_step + sampled,
+        window=per_step + 1,  # all of a batch may be complete before the slowest
+        surplus="dropped",
+        lead_groups=ahead,
+    )
+
+
+def reward_runner(config: RunConfig, clock: Clock) -> RewardRunner:
+    """The run's reward; raises ConfigError for one that cannot be loaded."""
+    reward = load_reward(config.reward)
+    return RewardRunner(reward, clock, config.reward_timeout_s, whole=config.group_rm)
+
+
+def filter_plan(config: RunConfig) -> FilterPlan:
+    """Dynamic sampling; raises ConfigError for a filter that cannot be loaded."""
+    waves, path = config.dynamic_sampling_max_waves, config.dynamic_sampling_filter_path
+    limit = waves * config.rollout_batch_size
+    if not config.dynamic_sampling:
+        return FilterPlan(limit=limit)
+    reject = of_no_variance if path is None else load_filter(path)
+    return FilterPlan(reject, limit, config.on_all_filtered, waves)
 
 
 def cpu_count() -> int:

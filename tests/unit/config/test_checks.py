@@ -14,6 +14,7 @@ from turnout.core.errors import ConfigError
 
 STOCK = ["--engine", "sglang"]
 ASYNC = ["--schedule", "async"]
+GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
 REFUSED = [
@@ -151,6 +152,34 @@ REFUSED = [
     (["--engine-step-tokens", "63"], "--engine-step-tokens", "decodes one token a step"),
     (["--custom-rm-path", "a.b"], "--custom-rm-path", "two rewards"),
     (["--no-rm-type"], "--rm-type", "no reward"),
+    (["--group-rm"], "--group-rm", "no built-in reward"),
+    ([*GROUP_RM, "--group-failure-policy", "survivors"], "--group-failure-policy", "survivors are not all"),
+    ([*GROUP_RM, *EVAL], "--eval-prompt-data", "scores single responses"),
+    (["--dynamic-sampling-filter-path", "a:b"], "--dynamic-sampling-filter-path", "nothing is filtered"),
+    (["--on-all-filtered", "best"], "--on-all-filtered", "nothing is filtered"),
+    (
+        ["--over-sampling-batch-size", "31"],
+        "--over-sampling-batch-size",
+        "fewer than --rollout-batch-size 32",
+    ),
+    (
+        ["--over-sampling-batch-size", "48", "--schedule", "async"],
+        "--over-sampling-batch-size",
+        "the slots are",
+    ),
+    (
+        [
+            "--over-sampling-batch-size",
+            "48",
+            "--deterministic",
+            "--engine-threads",
+            "1",
+            "--trainer-threads",
+            "1",
+        ],
+        "--over-sampling-batch-size",
+        "depends on the clock",
+    ),
     (["--no-rm-type", "--custom-rm-path", "reward"], "--custom-rm-path", "names no function"),
     (["--no-rm-type", "--custom-rm-path", "a-b.c"], "--custom-rm-path", "names no function"),
     (["--no-rm-type", "--custom-rm-path", "none.py:f"], "--custom-rm-path", "no file none.py"),
@@ -237,6 +266,10 @@ ACCEPTED = [
     ["--no-rm-type", "--prompt-data", 'reasoning_gym:chain_sum:{"size": 5}'],
     ["--prompt-data", "train.jsonl@[0:1]"],
     [*EVAL, "--eval-interval", "5"],
+    GROUP_RM,
+    ["--dynamic-sampling", "--dynamic-sampling-filter-path", "a:b", "--on-all-filtered", "skip"],
+    ["--over-sampling-batch-size", "32"],
+    ["--over-sampling-batch-size", "33", "--schedule", "pipelined"],
     [*EVAL, "--eval-temperature", "1", "--n-samples-per-eval-prompt", "4"],
     [*EVAL, "--eval-num-prompts", "5"],
     [*EVAL, "--eval-mode", "checkpoint", "--update-weight-mode", "delta"],
@@ -393,7 +426,6 @@ def test_every_check_is_tripped_by_a_case(write, places, monkeypatch):
         (["--no-rm-type", "--custom-rm-path", "a.b"], "reward", "a.b"),
         ([], "min_group", 8),
         (["--group-failure-policy", "survivors"], "min_group", 2),
-        ([], "filtered_limit", 128),
     ],
 )
 def test_derived_values(write, argv, name, value):

@@ -24,7 +24,7 @@ from turnout.rollout.worker import Generator, SamplingPlan
 T = TypeVar("T")
 TOKENS = 3
 SEEDS = SeedTree(11)
-NO_LIMITS = CollectLimits(max_failed=100, max_filtered=100, filter_equal=False)
+NO_LIMITS = CollectLimits(max_failed=100)
 
 
 class QuickClock(RealClock):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
 from tests.unit.rollout.parts import NO_LIMITS, Bench, plan
-from turnout.core.errors import EngineDead, TrainError
+from turnout.core.errors import EngineDead, InvariantBroken, NothingToTrain, TrainError
 from turnout.core.events import GroupDropped, GroupTaken
+from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan, Taken
 
@@ -44,7 +46,7 @@ def ordinals(got: Taken) -> list[int]:
 
 
 def limits(failed: int = 100, filtered: int = 100, equal: bool = True) -> CollectLimits:
-    return CollectLimits(failed, filtered, equal)
+    return CollectLimits(failed, FilterPlan(of_no_variance if equal else lambda _: None, filtered))
 
 
 def by_prompt(wins: Any) -> Any:
@@ -108,7 +110,7 @@ def test_failures_up_to_the_limit_are_no_error() -> None:
 def test_rol_07_a_filter_that_drops_everything_is_an_error() -> None:
     fault, bench = collected(4, limits(filtered=12))
     assert isinstance(fault, TrainError)
-    assert "had equal rewards" in str(fault)
+    assert "all rewards equal" in str(fault)
     assert "too easy or too hard" in str(fault)
     assert 12 <= bench.source.position <= 16, "three waves, and no more"
 
@@ -116,7 +118,10 @@ def test_rol_07_a_filter_that_drops_everything_is_an_error() -> None:
 def test_rol_07_at_the_limit_of_the_filter_the_batch_is_what_passed() -> None:
     got, bench = collected(4, limits(filtered=6), reward=by_prompt({1, 2}))
     assert ordinals(got) == [1, 2]
-    assert got.short == f"{got.filtered} groups had equal rewards"
+    assert got.short == (
+        f"2 of 4 groups of the batch: 2 of {got.filtered + 2} groups passed the filter, {got.filtered} were "
+        "dropped: all rewards equal"
+    )
     assert 6 <= got.filtered <= 9
     assert bench.book.counts()["lost"] == 0
 
@@ -126,7 +131,7 @@ def test_rol_08_equal_rewards_are_equal_whatever_their_rounding(rewards: list[fl
     left = list(rewards)
 
     async def use(bench: Bench, engine: ScriptedEngine) -> Any:
-        with pytest.raises(TrainError, match="all 1 groups had equal rewards"):
+        with pytest.raises(TrainError, match="0 of 1 groups passed"):
             await bench.collect(0, 1, plan(len(rewards)), limits(filtered=1))
 
     on(use, reward=lambda label, text: left.pop())
@@ -251,3 +256,162 @@ def test_a_short_step_holds_the_slots_of_the_groups_that_it_lacks() -> None:
         return taken
 
     assert on(use, reward=by_prompt({0})) == [1, 6, 10]
+
+
+async def quiet(pool: RolloutPool) -> None:
+    """Returns when nothing is in flight; the test's own deadline bounds it."""
+    for _ in range(1000):
+        if not pool.in_flight:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{pool.in_flight} groups still in flight")
+
+
+def filtering(otherwise: Any, filtered: int = 6, wins: Any = (), reject: Any = of_no_variance) -> Any:
+    """One collect of 4 with a filter that ends its rounds this way."""
+    return collected(
+        4, CollectLimits(100, FilterPlan(reject, filtered, otherwise, 2)), reward=by_prompt(set(wins))
+    )
+
+
+def test_rol_07_best_fills_the_batch_with_rejected_groups() -> None:
+    got, bench = filtering("best", wins={2})
+    assert (len(got.groups), got.short) == (4, "")
+    assert ordinals(got)[0] == 2, "what passed comes first"
+    taken = {group.group_id for group in got.groups}
+    assert set(bench.book.open_groups) == taken, "the others that were kept aside have ended"
+    assert bench.book.dropped.total() == got.filtered - 3
+
+
+def test_rol_07_best_holds_no_more_slots_than_there_are() -> None:
+    """Groups kept aside leave their slots and take them back: 4 of 4 are taken by the batch, no more can come."""
+
+    async def use(bench: Bench, _engine: ScriptedEngine) -> Any:
+        few = CollectLimits(100, FilterPlan(of_no_variance, 6, "best", 2))
+        pool = RolloutPool(bench.ports, PoolPlan(4, 4, 1, None, plan(), few, 20.0))
+        await pool.take(4)
+        pool.end_step()
+        position = bench.source.position
+        await asyncio.sleep(0.05)
+        assert (pool.in_flight, bench.source.position) == (0, position)
+        pool.committed(1)
+        assert (pool.in_flight, bench.source.position) == (4, position + 4)
+        await pool.close()
+
+    on(use)
+
+
+def test_rol_07_skip_goes_on_with_what_passed_and_stops_after_its_rounds() -> None:
+    got, _ = filtering("skip", wins={1, 9, 16, 17})
+    assert ordinals(got) == [1, 9, 16, 17]
+    assert got.filtered == 14
+    fault, _ = filtering("skip", wins={1})
+    assert isinstance(fault, NothingToTrain)
+    assert "2 rounds in a row were skipped" in str(fault)
+
+
+def test_rol_07_stop_stops() -> None:
+    fault, _ = filtering("stop", wins={1})
+    assert isinstance(fault, NothingToTrain)
+    assert "all rewards equal (--on-all-filtered stop)" in str(fault)
+
+
+@pytest.mark.parametrize("otherwise", ["train", "best", "skip", "stop"])
+def test_rol_07_a_data_set_smaller_than_a_round_ends(otherwise: Any) -> None:
+    """5 prompts, nothing passes, 6 rejections allowed: the end of the data, and no waiting."""
+    limits = CollectLimits(100, FilterPlan(of_no_variance, 6, otherwise, 2))
+    got, bench = collected(4, limits, rows=5)
+    assert (got.groups, got.short, got.last) == ([], "end of the data", True)
+    assert bench.source.position == 5
+
+
+def test_a_users_filter_gives_the_reasons(tmp_path: Any) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def keep(group):\n    return True if group.ordinal != 2 else 'short'\n")
+    got, bench = filtering("train", reject=load_filter(f"{path}:keep"))
+    assert ordinals(got) == [0, 1, 3, 4]
+    assert bench.book.dropped == {"short": 1}
+
+
+@pytest.mark.parametrize(("body", "said"), [("1 / 0", "ZeroDivisionError"), ("None", "gave None")])
+def test_a_users_filter_that_fails_ends_the_run_with_its_fault(tmp_path: Any, body: str, said: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(f"def keep(group):\n    return {body}\n")
+    fault, _ = filtering("train", reject=load_filter(f"{path}:keep"))
+    assert isinstance(fault, TrainError)
+    assert said in str(fault)
+
+
+@pytest.mark.parametrize(("lead_groups", "left"), [(0, 0), (2, 2)])
+def test_complete_groups_beyond_those_that_lead_are_surplus_too(lead_groups: int, left: int) -> None:
+    """In sync none lead: a group that is complete beside the batch would be a step old in the next."""
+
+    async def use(bench: Bench, _engine: ScriptedEngine) -> Any:
+        pool = RolloutPool(bench.ports, replace(SURPLUS, slots=6, lead_groups=lead_groups))
+        pool._pump()
+        await quiet(pool)
+        got = await pool.take(2)
+        pool.end_step()
+        await pool.drain()
+        rest = set(bench.book.open_groups) - {group.group_id for group in got.groups}
+        await pool.close()
+        return ordinals(got), len(rest), bench.book.dropped["surplus"]
+
+    assert on(use) == ([0, 1], left, 4 - left)
+
+
+SURPLUS = PoolPlan(2, 4, 3, None, plan(), NO_LIMITS, 20.0, surplus="dropped")
+
+
+def test_rol_16_over_sampling_takes_the_first_groups_and_counts_the_rest_as_surplus() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        engine.on_generate = lambda body: HANG if body["input_ids"][0] in (0, 2) else engine.generated(body)
+        pool = RolloutPool(bench.ports, SURPLUS)
+        got = await pool.take(2)
+        assert set(bench.book.open_groups) == {group.group_id for group in got.groups}
+        await engine.until_running(0)
+        pool.end_step()
+        assert pool.in_flight == 0, "nothing new before the weights that the step made"
+        engine.on_generate = engine.generated
+        pool.committed(1)
+        second = await pool.take(2)
+        await pool.close()
+        return got, second, bench
+
+    got, second, bench = on(use)
+    assert ordinals(got) == [1, 3]
+    assert ordinals(second) == [4, 5]
+    assert bench.book.dropped["surplus"] == 4
+    assert bench.book.counts()["lost"] == 0
+
+
+def test_asy_01_a_batch_takes_what_it_needs_and_the_rest_stays() -> None:
+    """9 groups are ready, a step needs 3: three calls give three each, oldest first, without generation."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        pool = RolloutPool(bench.ports, PoolPlan(3, 9, 1, 3, plan(), NO_LIMITS, 20.0))
+        first = await pool.take(3)
+        await quiet(pool)
+        sent = len(engine.calls)
+        taken = [first]
+        for _ in range(2):
+            pool.end_step()
+            taken.append(await pool.take(3))
+        await pool.close()
+        return [ordinals(one) for one in taken], len(engine.calls) - sent, bench.source.position
+
+    assert on(use) == ([[0, 1, 2], [3, 4, 5], [6, 7, 8]], 0, 9)
+
+
+def test_asy_01_submissions_stop_where_the_slots_are_taken() -> None:
+    async def use(bench: Bench, _engine: ScriptedEngine) -> int:
+        pool = RolloutPool(bench.ports, PoolPlan(1, 2, 1, None, plan(), NO_LIMITS, 20.0))
+        for _ in range(5):
+            await pool.take(1)
+            pool.end_step()
+        await asyncio.sleep(0.05)
+        await pool.close()
+        return bench.source.position
+
+    with pytest.raises(InvariantBroken, match="slots that nothing frees"):
+        on(use)

@@ -12,6 +12,8 @@ from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine, reply
 from tests.unit.rollout.parts import SEEDS, TOKENS, Bench, Numbers, plan, prompts
 from turnout.core.errors import EngineDead
 from turnout.core.types import Finish, RolloutGroup, Trajectory
+from turnout.placement.real import RealClock
+from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import TRIES_MAX, Routes, Sampler
 from turnout.rollout.worker import Generator, GroupFailed
 
@@ -88,6 +90,55 @@ def test_rol_16_all_or_nothing_is_the_default() -> None:
     made, _, _ = answered({2: Answer(500, b"boom")})
     assert isinstance(made, GroupFailed)
     assert str(made) == "engine: /generate answered 500: boom"
+
+
+def scored_whole(reward: Any, answers: dict[int, Any] | None = None) -> Any:
+    """What becomes of a group of 4 with a reward of whole groups, and how often that was called."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        special = {seed_of(member): answer for member, answer in (answers or {}).items()}
+        engine.on_generate = lambda body: special.get(
+            body["sampling_params"]["sampling_seed"], engine.generated(body)
+        )
+        calls: list[Any] = []
+
+        def rewards(prompt: str, responses: list[str], label: Any) -> Any:
+            calls.append((prompt, responses, label))
+            return reward(responses)
+
+        whole = RewardRunner(rewards, RealClock(), whole=True)
+        generator = Generator(bench.generator.sampler, whole)
+        try:
+            return await generator.group(GROUP, plan(4), SEEDS), calls
+        except GroupFailed as fault:
+            return str(fault), calls
+
+    return on(use)
+
+
+def test_rol_16_a_reward_of_the_group_gets_all_responses_in_one_call() -> None:
+    made, calls = scored_whole(lambda responses: [float(n) for n in range(len(responses))])
+    assert made.rewards == [0.0, 1.0, 2.0, 3.0]
+    assert calls == [(GROUP.prompt.text, [one.text for one in made.trajectories], GROUP.prompt.label)]
+
+
+def test_rol_16_a_reward_of_the_group_needs_all_of_it() -> None:
+    made, calls = scored_whole(lambda responses: [1.0] * len(responses), {2: Answer(500, b"boom")})
+    assert made == "engine: /generate answered 500: boom"
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([1.0, 2.0, 3.0], "unscored: returned list of 3, not a list of 4 numbers"),
+        (1.0, "unscored: returned float, not a list of 4 numbers"),
+        ([1.0, None, 1.0, 1.0], "unscored: returned None"),
+        ([1.0, float("nan"), 1.0, 1.0], "unscored: returned nan"),
+    ],
+)
+def test_rol_17_a_reward_of_the_group_that_gives_something_else_is_no_zero(answer: Any, said: str) -> None:
+    assert scored_whole(lambda _: answer)[0] == said
 
 
 def test_rol_16_too_few_survivors_are_no_smaller_group() -> None:

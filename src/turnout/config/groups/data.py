@@ -43,6 +43,11 @@ class DataOptions(Options):
         unset="until --num-rollout",
         ge=1,
     )
+    last_batch: Literal["train", "drop"] = option(
+        "train",
+        "What becomes of the prompts at the end of the data that don't fill a batch: train them as a smaller "
+        "batch, or drop them, counted.",
+    )
     rollout_max_prompt_len: int | None = option(
         None,
         "Longest prompt, counted after the chat template. Longer rows are left out and counted.",

@@ -11,6 +11,14 @@ class RolloutOptions(Options):
     title: ClassVar[str] = "Rollout"
 
     rollout_batch_size: int = option(32, "Prompts in one rollout.", unit="prompts", ge=1)
+    over_sampling_batch_size: int | None = option(
+        None,
+        "Prompts that are sampled for one rollout, in sync and pipelined: when --rollout-batch-size groups are "
+        "complete the rest is cut and dropped, counted as surplus.",
+        unit="prompts",
+        unset="--rollout-batch-size",
+        ge=1,
+    )
     n_samples_per_prompt: int = option(8, "Samples of each prompt; together they are one group.", ge=1)
     rollout_max_response_len: int = option(256, "Longest response.", unit="tokens", ge=1)
     rollout_min_response_len: int = option(
@@ -63,6 +71,11 @@ class RewardOptions(Options):
         unset="--rm-type",
         pattern=PATH,
     )
+    group_rm: bool = option(
+        False,
+        "The function of --custom-rm-path scores a whole group: rewards(prompt, responses, label, **metadata) "
+        "gives a list of numbers, one for each response.",
+    )
     reward_timeout_s: float = option(30.0, "Deadline of one reward.", unit="seconds", gt=0)
     group_failure_policy: Literal["drop", "survivors"] = option(
         "drop",
@@ -78,9 +91,23 @@ class RewardOptions(Options):
     dynamic_sampling: bool = option(
         False, "Drop groups whose rewards are all equal, and sample other prompts in their place."
     )
+    dynamic_sampling_filter_path: str | None = option(
+        None,
+        "Filter of --dynamic-sampling in place of equal rewards, by import path: called with a "
+        "turnout.core.types.RolloutGroup it gives True to keep it, False or the reason to drop it.",
+        unset="all rewards equal",
+        pattern=PATH,
+    )
     dynamic_sampling_max_waves: int = option(
         4,
         "How long dynamic sampling looks for other prompts: after so many times --rollout-batch-size dropped "
-        "groups the batch trains as it is, and says so.",
+        "groups the rollout ends by --on-all-filtered.",
         ge=1,
+    )
+    on_all_filtered: Literal["train", "best", "skip", "stop"] = option(
+        "train",
+        "How a rollout ends of which too much was dropped. train: what passed is trained, and the run stops where "
+        "nothing did. best: dropped groups with the widest spread of rewards fill the batch. skip: another rollout "
+        "begins, and the run stops after --dynamic-sampling-max-waves such in a row. stop: the run stops. Before a "
+        "stop there is a checkpoint.",
     )
