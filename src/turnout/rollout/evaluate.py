@@ -59,7 +59,7 @@ class EvalSample:
 
 @dataclass(frozen=True)
 class PassAt:
-    """pass@k, and the number of prompts that had k finished samples."""
+    """pass@k, and the number of prompts that had k finished samples (0: not known any more)."""
 
     k: int
     value: float

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 
 from turnout.core.events import EvalDone, EvalSkipped
 from turnout.core.ports import Clock, EventSink
+from turnout.core.rng import IdSource, random_id
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import EVAL_SCORE
 from turnout.placement.tasks import together
-from turnout.rollout.evaluate import EvalMeans, EvalPoint, EvalSet, NoPoint, Requests, evaluate
+from turnout.rollout.evaluate import EvalMeans, EvalPoint, EvalSet, NoPoint, PassAt, Requests, evaluate
 from turnout.schedule.phases import Phases
 
 EVAL_SEEDS = (0, ("eval",))  # not the run's seed: runs are compared on the same noise
@@ -63,6 +64,7 @@ class EvalWorld:
     events: EventSink
     phases: Phases
     clock: Clock
+    ids: IdSource = random_id
 
 
 class EvalRuns:
@@ -96,6 +98,7 @@ class EvalRuns:
                 failed=one.failed,
                 samples=[],
                 digest=one.digest,
+                pass_at=tuple(PassAt(int(k), value, 0) for k, value in one.pass_at.items()),
             )
             self.points[one.name, one.step] = point
             self._begun.add((one.name, one.step))
