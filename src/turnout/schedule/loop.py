@@ -147,6 +147,7 @@ async def _taken(parts: Parts, step: int, first: int) -> StepBatch | None:
             return await parts.rollouts.take(step)
     except NothingToTrain:
         if step > first:
+            await parts.updates.publish(step, last=True)
             await _keep(parts, step, last=True)
         raise
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
-from tests.unit.rollout.parts import NO_LIMITS, Bench, plan
+from tests.unit.rollout.parts import NO_LIMITS, Bench, plan, prompts
 from turnout.core.errors import EngineDead, InvariantBroken, NothingToTrain, TrainError
 from turnout.core.events import GroupDropped, GroupTaken
+from turnout.core.rng import SeedTree
 from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan, Taken
+from turnout.rollout.source import PromptSource
 
 BOOM = Answer(500, b"boom")
 
@@ -415,3 +417,47 @@ def test_asy_01_submissions_stop_where_the_slots_are_taken() -> None:
 
     with pytest.raises(InvariantBroken, match="slots that nothing frees"):
         on(use)
+
+
+def test_met_04_prompts_batches_and_steps_are_counted_apart() -> None:
+    """Every other group is dropped by the filter: ten steps take twenty groups' worth of prompts."""
+
+    async def use(bench: Bench, _engine: ScriptedEngine) -> Any:
+        pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, 10, plan(), limits(), 20.0))
+        sizes, filtered = [], 0
+        for step in range(10):
+            got = await pool.take(2)
+            sizes.append(len(got.groups))
+            filtered += got.filtered
+            pool.end_step()
+            pool.committed(step + 1)
+        await pool.close()
+        return sizes, filtered, bench.source.position
+
+    sizes, filtered, position = on(use, reward=by_prompt(range(0, 100, 2)))
+    assert sizes == [2] * 10
+    assert (position, filtered) == (39, 19)
+
+
+def test_asy_02_epochs_are_repeated_shuffled_anew_to_their_end() -> None:
+    """7 prompts, batches of 4, 3 epochs: 5 full batches and one of a single prompt."""
+
+    async def use(bench: Bench, _engine: ScriptedEngine) -> Any:
+        source = PromptSource(prompts(7), SeedTree(3), True, 3)
+        pool = RolloutPool(replace(bench.ports, source=source), PoolPlan(4, 4, 1, 6, plan(), NO_LIMITS, 20.0))
+        taken = []
+        for step in range(6):
+            got = await pool.take(4)
+            taken.append([group.prompt.prompt_id for group in got.groups])
+            pool.end_step()
+            pool.committed(step + 1)
+        await pool.close()
+        return taken, got.short, got.last
+
+    taken, short, last = on(use)
+    assert [len(batch) for batch in taken] == [4, 4, 4, 4, 4, 1]
+    assert (short, last) == ("end of the data", True)
+    order = [name for batch in taken for name in batch]
+    epochs = [order[at : at + 7] for at in range(0, 21, 7)]
+    assert all(sorted(epoch) == [f"p{n}" for n in range(7)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3

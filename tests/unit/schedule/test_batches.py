@@ -53,6 +53,7 @@ class World:
     policy: StalenessPolicy
     per_step: int = 2
     slots: int = 8
+    last_batch: str = "train"
     error: TurnoutError | None = None
     commits: bool = True
     notes: list[str] = field(default_factory=list)
@@ -164,3 +165,16 @@ def test_when_even_new_groups_are_too_old_the_run_ends_with_the_cause(error: Tur
         with pytest.raises(WeightError, match="another root"):
             world.batch()
     assert len(world.groups) == 40  # more than the slots, and no more
+
+
+def test_asy_02_the_last_batch_is_trained_or_dropped_with_its_reason() -> None:
+    world = World([group(0, 1)], StalenessPolicy(1))
+    assert [g.group_id for g in world.batch().groups] == ["g0"]
+    world = World([group(0, 1)], StalenessPolicy(1), last_batch="drop")
+    assert world.batch() is None
+    assert world.notes == ["take 2", "drop g0: the last batch is not full", "end"]
+
+
+def test_asy_02_a_full_batch_at_the_end_of_the_data_is_no_last_one_to_drop() -> None:
+    world = World([group(0, 1), group(1, 1)], StalenessPolicy(1), last_batch="drop")
+    assert [g.group_id for g in world.batch().groups] == ["g0", "g1"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnout.core.errors import InvariantBroken, TrainError, WeightError
+from turnout.core.errors import InvariantBroken, NothingToTrain, TrainError, WeightError
 from turnout.core.types import Finish, Prompt, RolloutGroup, TrainBatch, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.placement.real import RealClock
@@ -252,3 +252,24 @@ def test_a_batch_that_is_too_old_does_not_reach_the_trainer() -> None:
     with pytest.raises(InvariantBroken, match="lag 1, the schedule allows 0"):
         world.run(end=5)
     assert world.notes[-1] == "take 1"
+
+
+def test_rol_07_a_run_that_finds_nothing_to_train_saves_first() -> None:
+    world = World(fail={"take 2": NothingToTrain("all filtered")})
+    with pytest.raises(NothingToTrain, match="all filtered"):
+        world.run(end=5)
+    assert world.notes == ["evaluate 0", *one_step(0), *one_step(1), "take 2", "save 2 last"]
+
+
+def test_rol_07_where_nothing_was_trained_there_is_nothing_to_save() -> None:
+    world = World(fail={"take 4": NothingToTrain("all filtered")})
+    with pytest.raises(NothingToTrain):
+        world.run(first=4, end=9)
+    assert world.notes == ["evaluate 4", "take 4"]
+
+
+def test_met_04_the_run_ends_by_train_steps_and_not_by_prompts() -> None:
+    """Ten steps are asked; that half of the groups of a rollout were dropped on the way takes none of them."""
+    world = World(rows=1000)
+    assert world.run(end=10) == 10
+    assert [note for note in world.notes if note.startswith("train ")] == [f"train {n}" for n in range(10)]
