@@ -42,9 +42,11 @@ class Events:
         if isinstance(item, GenerateReply):
             row = item.to_json(self.rid)
         else:
-            label = item.spans[-1][1]
             new, logprobs = item.output_ids, item.logprobs
-            self.told += len(new)
+            versions: list[dict[str, Any]] = []
+            for count, label in item.spans:
+                versions.append({"version": label, "start": self.told, "end": self.told + count})
+                self.told += count
             row = {
                 "text": "",
                 "output_ids": list(new),
@@ -52,7 +54,8 @@ class Events:
                     "id": self.rid,
                     "finish_reason": None,
                     "completion_tokens": self.told,
-                    "weight_version": label,
+                    "weight_version": versions[-1]["version"],
+                    "weight_versions": versions,
                     "output_token_logprobs": [[p, t, None] for p, t in zip(logprobs, new)],
                 },
             }

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paced_engine import ENDLESS
+from benchmarks.tool_reward import tool_seconds
 from turnout.config.run_config import RunConfig
 from turnout.core.ports import Clock
 from turnout.core.rng import SeedTree
@@ -59,7 +60,7 @@ NO_FAULTS = Faults(random.Random(0), ())
 class Setting:
     """`lanes` requests run at once on each of `engines`, each at `speed` tokens a second, in events of `chunk`;
     responses have `median` tokens, at most 20 times that; a train step of `groups` x `samples` takes `train_s`,
-    bringing a version to the store `publish_s`; a tool takes a time drawn from `tool_s` after each response."""
+    bringing a version to the store `publish_s`; with `tool` one of benchmarks.tool_reward follows each response."""
 
     engines: int
     lanes: int
@@ -71,7 +72,7 @@ class Setting:
     steps: int
     train_s: float
     publish_s: float
-    tool_s: tuple[float, float] | None = None
+    tool: bool = False
     seed: int = 1
 
     @property
@@ -190,15 +191,13 @@ class Nothing:
 
 
 def paced_reward(setting: Setting, clock: Clock) -> Callable[..., Any]:
-    """A reward by the response's text, after the tool's time."""
+    """A reward by the response's text, after the tool's time, which is the group's."""
 
     async def reward(prompt: str, response: str, label: Any) -> float:
-        del prompt, label
-        drawn = int(response[:8], 16) / 0xFFFFFFFF
-        if setting.tool_s is not None:
-            low, high = setting.tool_s
-            await clock.sleep(low + drawn * (high - low))
-        return drawn
+        del prompt
+        if setting.tool:
+            await clock.sleep(tool_seconds(label))
+        return int(response[:8], 16) / 0xFFFFFFFF
 
     return reward
 
@@ -224,7 +223,7 @@ async def run_plane(
     sampler = Sampler(routes, Decoder(), clock)
     generator = Generator(sampler, RewardRunner(paced_reward(setting, clock), clock, config.reward_timeout_s))
     count = setting.steps * setting.groups * 2
-    prompts = [Prompt(f"p{at}", prompt_ids(at, PROMPT_TOKENS), "") for at in range(count)]
+    prompts = [Prompt(f"p{at}", prompt_ids(at, PROMPT_TOKENS), "", at) for at in range(count)]
     source = PromptSource(prompts, SeedTree(setting.seed), False, None)
     with Ledger(open_database(ledger_file), Claim.of_this_process(clock)) as ledger:
         world = World(

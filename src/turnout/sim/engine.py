@@ -49,7 +49,7 @@ class Reader(Protocol):
     def cut(self, reason: str) -> None: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One request in the engine. `computed`: the root that its KV was computed with; `stale`: that of the prompt's
     KV as it was found in the cache, None: computed anew."""

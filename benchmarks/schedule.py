@@ -1,0 +1,206 @@
+"""The three schedules on the same long-tailed work: how long each takes, and how long the best one could.
+
+    python -m benchmarks.schedule --json FILE [--quick] [--only virtual real engines]
+
+virtual: in virtual time (benchmarks.schedule_world). real: the same with engine processes over HTTP that compute
+nothing, on real time. engines: `turnout train` with this engine and trainer on a tiny model, and a tool that takes
+0.1 to 5 seconds. Lengths are lognormal, the longest 20 times the median. `share` is the best possible makespan
+(benchmarks.schedule_bound; no schedule and no bound on the lag could be faster) over the measured one; `gain` is
+sync's seconds over the schedule's. The lengths of trained samples are compared with as many of other prompts; a
+buffer that trains whatever is complete first is measured too, to see that the test finds its bias.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from benchmarks.schedule_bound import Shop, best_makespan, same_distribution
+from benchmarks.schedule_world import Mend, Outcome, Setting, run_real, run_virtual, unchanged
+from benchmarks.tool_reward import tool_seconds
+from turnout.rollout.buffer import WindowBuffer
+from turnout.schedule.control import ControlPlane
+from turnout.sim.model import length_of
+
+LAG = 3
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "sync": {"schedule": "sync"},
+    "pipelined": {"schedule": "pipelined"},
+    "async": {"schedule": "async", "max_staleness": LAG},
+}
+FIRST_COME = "first come"
+# Lanes are 32; a step's rollouts keep them busy for about 8.9 s, its longest response takes up to 16.
+VIRTUAL = Setting(2, 16, 50.0, 8, 40.0, groups=64, samples=4, steps=40, train_s=6.0, publish_s=0.2)
+# A lane for everything in flight and a trainer that always waits: short ones would win the race for a batch.
+RACE = replace(VIRTUAL, lanes=1024, groups=256, samples=1, steps=16, train_s=0.05, publish_s=0.01)
+# The same at twice the speed, so that it takes minutes.
+REAL = replace(VIRTUAL, speed=100.0, steps=16, train_s=3.0, publish_s=0.1)
+ENGINES = """
+hf_checkpoint: tiny:llama
+prompt_data: examples/data/sums_train.jsonl
+input_key: prompt
+label_key: label
+apply_chat_template: true
+custom_rm_path: benchmarks/tool_reward.py:reward
+rollout_batch_size: 8
+n_samples_per_prompt: 4
+rollout_max_response_len: 64
+rollout_num_engines: 2
+engine_threads: 1
+trainer_threads: 1
+lr: 1.0e-4
+plots: false
+before_after_samples: 0
+"""
+
+Runner = Callable[[Setting, dict[str, Any], Mend], Outcome]
+
+
+class FirstCome(WindowBuffer):
+    """Whatever is complete first is taken first."""
+
+    def complete(self, key: str) -> None:
+        del self._waiting[key]
+        place = self._places[key] = len(self._places) and max(self._places.values()) + 1
+        insort(self._complete, (place, key))
+
+    @property
+    def ready_count(self) -> int:
+        return len(self._complete)
+
+
+def first_come(plane: ControlPlane) -> None:
+    """No window, and so no bound on the lag either."""
+    plane.pool._buffer = FirstCome(1)
+    plane._parts.gate.lead = None
+
+
+def best(setting: Setting) -> float:
+    """Seconds that no schedule can do with less."""
+    lengths = [setting.seconds(tokens) for tokens in setting.lengths()]
+    shop = Shop(setting.engines * setting.lanes, setting.groups * setting.samples, setting.train_s)
+    found = best_makespan(lengths, shop)
+    if setting.tool:
+        ends = [length + tool_seconds(at // setting.samples) for at, length in enumerate(lengths)]
+        found = max(found, max(ends) + setting.train_s)
+    return found
+
+
+def compared(name: str, setting: Setting, run: Runner) -> dict[str, Any]:
+    """All three schedules on one setting."""
+    least, rows, sync_s = best(setting), dict[str, Any](), 0.0
+    for schedule, options in SCHEDULES.items():
+        outcome = run(setting, options, unchanged)
+        sync_s = sync_s if schedule != "sync" else outcome.seconds
+        rows[schedule] = {
+            "seconds": round(outcome.seconds, 2),
+            "share": round(least / outcome.seconds, 3),
+            "gain": round(sync_s / outcome.seconds, 2),
+            "lag": outcome.lag,
+            "phases": {phase: round(seconds, 2) for phase, seconds in outcome.phases.items()},
+            "lengths": outcome.lengths,
+        }
+        shown = {key: rows[schedule][key] for key in ("seconds", "share", "gain", "lag")}
+        print(f"{name:<16} {schedule:<10} {shown}", flush=True)
+    return {"setting": vars(setting), "best_s": round(least, 2), "schedules": rows}
+
+
+def lengths_test() -> dict[str, float]:
+    """p-values: the lengths of the first half of a run's samples against those of other prompts. The first half:
+    at the end of a run everything that was begun is trained, in whatever order."""
+    other = [length_of(1 << 20 | at, at, RACE.median) for at in range(8000)]
+    unbound = {**SCHEDULES["async"], "max_lead": LAG, "max_staleness": 1000}
+    runs = {name: (options, unchanged) for name, options in SCHEDULES.items()} | {
+        FIRST_COME: (unbound, first_come)
+    }
+    found: dict[str, float] = {}
+    for name, (options, mend) in runs.items():
+        lengths = run_virtual(RACE, options, mend).lengths
+        half = lengths[: len(lengths) // 2]
+        found[name] = round(same_distribution(half, other, RACE.seed), 5)
+        print(f"lengths          {name:<10} {len(half)} samples, p = {found[name]}", flush=True)
+    return found
+
+
+def virtual(quick: bool) -> dict[str, Any]:
+    setting = replace(VIRTUAL, steps=12) if quick else VIRTUAL
+    cases = {
+        "long tails": setting,
+        "and a tool": replace(setting, tool=True),
+        "training dominates": replace(setting, train_s=300.0, steps=6),
+    }
+    found = {name: compared(name, case, run_virtual) for name, case in cases.items()}
+    found["lengths"] = lengths_test()
+    return _without_lengths(found)
+
+
+def real(quick: bool) -> dict[str, Any]:
+    setting = replace(REAL, steps=4) if quick else REAL
+
+    def run(case: Setting, options: dict[str, Any], mend: Mend) -> Outcome:
+        with tempfile.TemporaryDirectory() as folder:
+            return run_real(case, options, Path(folder), mend)
+
+    return _without_lengths({"long tails": compared("real processes", setting, run)})
+
+
+def engines(quick: bool) -> dict[str, Any]:
+    """Real engines and a real trainer: seconds of training by the summary."""
+    steps = 4 if quick else 12
+    found: dict[str, Any] = {"steps": steps}
+    for schedule, options in SCHEDULES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            config, run_dir = Path(folder) / "run.yaml", Path(folder) / "run"
+            lines = [f"{name}: {value}" for name, value in {**options, "num_rollout": steps}.items()]
+            config.write_text(ENGINES + "\n".join(lines) + "\n")
+            command = [
+                sys.executable,
+                "-m",
+                "turnout.cli.main",
+                "train",
+                str(config),
+                "--run-dir",
+                str(run_dir),
+            ]
+            subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+            summary = json.loads((run_dir / "summary.json").read_text())
+        found[schedule] = {"seconds": summary["seconds_training"], "lag": summary.get("lag")}
+        found[schedule]["gain"] = round(found["sync"]["seconds"] / found[schedule]["seconds"], 2)
+        print(f"real engines     {schedule:<10} {found[schedule]}", flush=True)
+    return found
+
+
+def _without_lengths(found: dict[str, Any]) -> dict[str, Any]:
+    for case in found.values():
+        for row in case.get("schedules", {}).values():
+            del row["lengths"]
+    return found
+
+
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {"virtual": virtual, "real": real, "engines": engines}
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.schedule", description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--only", nargs="*", choices=[*PARTS], default=[*PARTS])
+    given = parser.parse_args(words)
+    found: dict[str, Any] = {"machine": describe(), "quick": given.quick}
+    found |= {name: PARTS[name](given.quick) for name in given.only}
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
