@@ -24,6 +24,7 @@ from turnout.core.events import (
 )
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
+from turnout.serving.weights_client import OnUpdate
 from turnout.transfer.disk import DiskTransport
 from turnout.transfer.fleet import TRIES_MAX
 from turnout.transfer.updater import UpdatePolicy, Updater
@@ -83,6 +84,53 @@ def on(folder: Path, use: Callable[[Deployment], Awaitable[Any]], **more: Any) -
             return await asyncio.wait_for(use(deployment), 30)
 
     return asyncio.run(main())
+
+
+FLAGS = {
+    OnUpdate.DRAIN: {"abort_all_requests": False, "flush_cache": True},
+    OnUpdate.ABORT: {"abort_all_requests": True, "flush_cache": True},
+    OnUpdate.RETRACT: {"abort_all_requests": False, "flush_cache": True},
+    OnUpdate.CONTINUE: {"abort_all_requests": False, "flush_cache": False},
+}
+
+
+@pytest.mark.parametrize("policy", OnUpdate)
+def test_what_an_update_does_to_requests_in_flight(policy: OnUpdate, tmp_path: Path) -> None:
+    """Ours is told with the activation; a stock engine, told by its pause, goes on whatever came."""
+    busy = {"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 0}]}
+
+    async def use(d: Deployment) -> None:
+        async def checked(folder: Path, deadline_s: float) -> None:
+            """The tests' weights hold NaN, which a stock engine is not given."""
+
+        d.transport.on_update, d.transport._check = policy, checked  # type: ignore[method-assign]
+        await d.adopt()
+        stock = d.engines[1]
+        d.clients[1].stages = False  # type: ignore[misc]
+        for engine in d.engines:
+            engine.load = busy
+        if policy is OnUpdate.DRAIN:
+            with pytest.raises(WeightError, match="requests are in flight on e0, e1"):
+                await d.update(1)
+            assert d.engines[0].sent(ACTIVATE) == []
+            return
+        await d.update(1)
+        (sent,) = d.engines[0].sent(ACTIVATE)
+        assert sent == {"prepared_id": sent["prepared_id"], **FLAGS[policy]}
+        calls = [(call.path, call.body) for call in stock.calls]
+        at = next(i for i, (path, _) in enumerate(calls) if path == "/update_weights_from_disk")
+        mode = {"abort": "abort", "retract": "retract", "continue": "in_place"}[policy]
+        assert calls[at - 1] == ("/pause_generation", {"mode": mode})
+        assert calls[at][1]["flush_cache"] is FLAGS[policy]["flush_cache"]
+        assert [path for path, _ in calls].count("/continue_generation") == 1
+        assert calls[-1] == ("/continue_generation", {})
+        assert not [path for path, _ in calls if path == ACTIVATE]
+        stock.script("/update_weights_from_disk", Answer(500, b"boom"))
+        with pytest.raises(WeightError):
+            await d.update(2)
+        assert stock.calls[-1].path == "/continue_generation", "it does not stay paused"
+
+    on(tmp_path, use, policy=UpdatePolicy(drained=policy is OnUpdate.DRAIN))
 
 
 def test_the_base_is_adopted_when_every_engine_attests_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from turnout.core.events import VersionAborted
 from turnout.core.version import WeightVersion
 from turnout.engine.tensor_wire import FLATTENED, read_payload
 from turnout.placement.real import DiskStore, RealClock
+from turnout.serving.weights_client import OnUpdate
 from turnout.transfer.segment import FOLDER, Segment, sweep
 from turnout.transfer.tensor import TensorTransport, flattened_bucket
 from turnout.transfer.updater import Updater
@@ -87,6 +88,22 @@ def test_every_bucket_reaches_every_engine_and_the_last_one_names_the_version(tm
             assert [body.get("weight_version") for body in sent] == [None] * (len(sent) - 1) + [version.label]
             assert [body["flush_cache"] for body in sent] == [False] * (len(sent) - 1) + [True]
         assert (await update(updater, 2)).counter == 2
+
+    on(tmp_path, use)
+
+
+@pytest.mark.parametrize("policy", OnUpdate)
+def test_the_last_bucket_says_what_becomes_of_requests_in_flight(policy: OnUpdate, tmp_path: Path) -> None:
+    async def use(updater: Updater, engines: list[Receiver], _: Log) -> None:
+        updater.transport.on_update = policy  # type: ignore[attr-defined]
+        await update(updater, 1)
+        *before, last = engines[0].sent(TENSOR)
+        assert {(body["flush_cache"], body["abort_all_requests"]) for body in before} == {(False, False)}
+        want = {
+            "flush_cache": policy is not OnUpdate.CONTINUE,
+            "abort_all_requests": policy is OnUpdate.ABORT,
+        }
+        assert {key: last[key] for key in want} == want
 
     on(tmp_path, use)
 
