@@ -22,7 +22,7 @@ from turnout.core.errors import TurnoutError
 from turnout.placement.real import RealClock
 
 EPOCH_S = 1_700_000_000.0  # what the wall clock shows at virtual time 0
-CANCELS, DISCARDED_MAX = 3, 100_000  # of what still waits at the end
+CANCELS, DISCARDED_MAX = 2, 1500  # of what still waits at the end
 TIE_S = 1e-9  # timers of one instant are spread over so much
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 

@@ -70,7 +70,7 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         "rollout_batch_size": GROUPS,
         "n_samples_per_prompt": rng.choice((2, 2, 3)),
         "rollout_max_response_len": rng.choice((64, 128)),
-        "rollout_request_timeout_s": 120.0,
+        "rollout_request_timeout_s": 60.0,
         "reward_timeout_s": 10.0,
         "rollout_timeout_s": 600.0,
         "train_step_timeout_s": 600.0,

@@ -34,6 +34,7 @@ from turnout.sim.record import COUNTS, STUCK, Told, WorldRecord
 
 __all__ = ["SCHEDULE_NAMES", "SeedReport", "World", "WorldOptions", "run_seed"]
 LIVES_MAX, LIVES_CALM = 12, 3  # controllers of one run, and how many of the last of them meet no fault
+CRASHES_MAX = 4  # kills of controllers by their count of callbacks
 CALLBACKS = 4000  # of a controller, about, before it is killed
 TROUBLE_S = 10.0  # between two draws of trouble with engines
 RESTART_S = (0.5, 20.0)
@@ -87,6 +88,7 @@ class World:
         self._folder, self.root = folder, folder / "0"
         self.root.mkdir()
         self._context = contextvars.copy_context()
+        self._crashes = self.rng.randint(0, CRASHES_MAX)
         self.controller: Controller | None = None
         self.engines = [
             VirtualEngine(f"e{n}", shape, self.record.base_root, self) for n, shape in enumerate(plan.engines)
@@ -161,7 +163,7 @@ class World:
             self.record.lives = number + 1
             self.faults.calm = number >= LIVES_MAX - LIVES_CALM
             crash_at = None
-            if self.faults.on("controller_crash") and self.rng.random() < 0.8:
+            if self.faults.on("controller_crash") and number < self._crashes:
                 crash_at = 1 + int(self.rng.expovariate(1 / CALLBACKS))
             if self.faults.on("stopped") and self.rng.random() < 0.2:
                 self.later(self.rng.uniform(1.0, 200.0), self._stop, number)
