@@ -78,12 +78,12 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         "rollout_num_engines": engines,
         "min_engines": rng.choice((None, 1, 1, 1)),
         "max_failed_groups": 200,
-        "save_interval": rng.choice((1, 2, 5)),
         "engine_threads": 1,
         "trainer_threads": 1,
         "dynamic_sampling": rng.random() < 0.2,
         "deterministic": rng.random() < 0.25,
     } | _schedule(rng, schedule)
+    options["save_interval"] = rng.choice((1, 2, 4)) * options["update_weights_interval"]
     options |= fixed
     if options["deterministic"]:
         options.pop("rollout_window", None)

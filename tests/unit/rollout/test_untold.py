@@ -6,7 +6,14 @@ import pytest
 
 from tests.unit.rollout.ledger_parts import fresh, prompt, whole
 from tests.unit.rollout.parts import Log, memory_ledger
-from turnout.core.events import GroupCompleted, GroupDropped, GroupRequeued, GroupTaken, GroupTrained
+from turnout.core.events import (
+    GroupCompleted,
+    GroupCut,
+    GroupDropped,
+    GroupRequeued,
+    GroupTaken,
+    GroupTrained,
+)
 from turnout.rollout.book import GroupBook
 from turnout.rollout.untold import untold
 
@@ -47,3 +54,12 @@ def test_a_group_of_which_nothing_was_told_is_told_in_order() -> None:
     assert [type(e) for e in again if e.group == fresh(1).group_id] == [GroupTaken, GroupDropped]
     assert [type(e) for e in again if e.group == fresh(2).group_id] == [GroupTaken, GroupRequeued]
     assert {repr(e) for e in again} == {repr(e) for e in log.events if not isinstance(e, GroupTrained)}
+
+
+def test_a_group_in_flight_that_nobody_was_told_of_is_told_as_cut() -> None:
+    """The next incarnation cuts it, and RunStarted tells that of those only that were known."""
+    book, _ = lived()
+    book.admit(fresh(7), 1)
+    book.start(fresh(7).group_id)
+    again = untold(book.ledger, [])
+    assert [type(e) for e in again if e.group == fresh(7).group_id] == [GroupTaken, GroupCut]
