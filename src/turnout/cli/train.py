@@ -53,11 +53,11 @@ async def _run(session: object, inputs: object, config: RunConfig, paths: RunPat
 
     def told(name: str) -> None:
         """The first time in good order, the second time at once."""
-        if session.stopping:
+        if session.limits.stopping:
             task.cancel()
         else:
             panel.say(f"{name}: the run stops, within {config.grace_s:g} s")
-            session.stop("interrupted", name)
+            session.limits.stop("interrupted", name)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         asyncio.get_running_loop().add_signal_handler(number, told, number.name)

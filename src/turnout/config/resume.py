@@ -14,7 +14,16 @@ from turnout.core.errors import Fault
 MAY_DIFFER = frozenset(
     {
         # where, and how it is asked for
-        *("run_dir", "run_name", "resume", "on_resume", "max_wall_time", "grace_s", "admin_token_env"),
+        *(
+            "run_dir",
+            "run_name",
+            "resume",
+            "on_resume",
+            "max_wall_time",
+            "run_dir_max_gb",
+            "grace_s",
+            "admin_token_env",
+        ),
         # how many engines, ranks and threads there are, and how large the engines' caches
         *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import DeadlineExceeded, EngineDead, LedgerError, OwnerLost, RunStopped, TurnoutError
+from turnout.core.errors import EngineDead, LedgerError, OwnerLost, RunStopped, TurnoutError
 from turnout.core.events import EngineLost, EngineReady, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
@@ -27,8 +27,7 @@ from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView
 from turnout.rollout.book import GroupBook
 from turnout.rollout.draft import Pace
-from turnout.rollout.ledger import Ledger
-from turnout.rollout.ledger_owner import LEASE_S, Claim
+from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.staleness import Fate
 from turnout.rollout.untold import untold
@@ -40,6 +39,7 @@ from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
 from turnout.schedule.inputs import RunInputs
+from turnout.schedule.limits import RunLimits
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
@@ -95,21 +95,14 @@ class Session:
         self.outcome = RunOutcome()
         self._phases = Phases(clock)
         self._engines: list[Engine] = []
-        self._stop = asyncio.Event()
+        self.limits = RunLimits(config, paths.root, clock, self._ends)
 
-    def stop(self, status: str, reason: str) -> None:
-        """Ends the run in good order, with this status: the step under way is done, a checkpoint is written. After
-        --grace-s it is cut off where it is."""
+    def _ends(self, status: str, reason: str) -> None:
         self.outcome.status, self.outcome.reason = status, reason
-        self._stop.set()
-
-    @property
-    def stopping(self) -> bool:
-        return self._stop.is_set()
 
     async def run(self, inputs: RunInputs, panel: Panel) -> RunOutcome:
         """Runs to the end; raises the TurnoutError that ended it early, after everything was taken down: RunStopped
-        after `stop`."""
+        where `limits` cut it off."""
         started, paths, begin = self._clock.now(), self.paths, self._beginning
         async with AsyncExitStack() as stack:
             claim = Claim.of_this_process(self._clock, begin.incarnation)
@@ -127,7 +120,7 @@ class Session:
             self.outcome.curves = reporter.curves
             written = Written(events, metrics, GroupBook(events, ledger), reporter, points)
             try:
-                await self._limited(self._train(inputs, written), ledger)
+                await self.limits.within(self._train(inputs, written), ledger)
                 self.outcome.status = "finished"
             except RunStopped:
                 raise
@@ -156,37 +149,6 @@ class Session:
             begin.resumed_at,
             config.update_weights_interval,
         )
-
-    async def _limited(self, work: Coroutine[object, object, None], ledger: Ledger) -> None:
-        """Runs `work` within --max-wall-time, and --grace-s once it was told to stop; keeps the ledger's lease."""
-        main = asyncio.ensure_future(work)
-        beside = [asyncio.ensure_future(self._limits(main)), asyncio.ensure_future(self._renew(ledger))]
-        try:
-            await main
-        except asyncio.CancelledError:
-            if beside[0].done():
-                raise RunStopped(f"{self.outcome.reason}: cut off after {self.config.grace_s:g} s") from None
-            raise
-        finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
-
-    async def _limits(self, main: asyncio.Future[None]) -> None:
-        limit = self.config.max_wall_time
-        try:
-            if limit is not None:
-                await self._clock.within(limit, "the run to end", self._stop.wait())
-            await self._stop.wait()
-        except DeadlineExceeded:
-            self.stop("paused", f"--max-wall-time {limit:g}")
-        await self._clock.sleep(self.config.grace_s)
-        main.cancel()
-
-    async def _renew(self, ledger: Ledger) -> None:
-        while True:
-            await self._clock.sleep(LEASE_S / 8)
-            ledger.renew()
 
     async def _train(self, inputs: RunInputs, written: Written) -> None:
         config, events, book, reporter = self.config, written.events, written.book, written.reporter
@@ -272,7 +234,7 @@ class Session:
             self.outcome.versions_committed = updater.versions_committed
 
     async def _stopped(self, plane: ControlPlane) -> None:
-        await self._stop.wait()
+        await self.limits.stopped()
         plane.stop()
 
     @staticmethod

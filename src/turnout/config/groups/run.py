@@ -66,6 +66,13 @@ class RunOptions(Options):
         unset="no limit",
         gt=0,
     )
+    run_dir_max_gb: float | None = option(
+        None,
+        "Stop in the same way once --run-dir is found to hold more.",
+        unit="GB",
+        unset="no limit",
+        gt=0,
+    )
     grace_s: float = option(
         30.0,
         "On SIGTERM, SIGUSR1 or --max-wall-time: time for the step under way and a checkpoint, before the run is "
