@@ -135,6 +135,11 @@ class RunConfig(
         return self.update_weights_interval - (self.schedule == "sync")
 
     @property
+    def lag_bound(self) -> int:
+        """Greatest lag with which a token may train: what the lead allows, and --max-staleness keeps of it."""
+        return min(self.lead, self.max_staleness)
+
+    @property
     def drains(self) -> bool:
         """Whether requests in flight are waited for before the weights change."""
         return self.weight_update_policy == "drain"

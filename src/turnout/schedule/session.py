@@ -144,7 +144,7 @@ class Session:
             begin.incarnation,
             config.seed,
             config.schedule,
-            min(config.lead, config.max_staleness),
+            config.lag_bound,
             config.trust_label,
             begin.resumed_at,
             config.update_weights_interval,

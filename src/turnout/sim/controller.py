@@ -251,7 +251,7 @@ class Controller:
         ledger.world, ledger.life = world, self._life
         book = GroupBook(self._events, ledger)
         names = record.run_id, begin.incarnation, config.seed, config.schedule
-        lag, interval = max(config.lead, config.max_staleness), config.update_weights_interval
+        lag, interval = config.lag_bound, config.update_weights_interval
         self._events.emit(RunStarted(*names, lag, config.trust_label, begin.resumed_at, interval))
         if paths.resumed:
             for event in untold(ledger, [one.event for one in world.record.told]):
