@@ -62,7 +62,7 @@ class Life:
         self.source = PromptSource(prompts(ROWS), SeedTree(3), True, EPOCHS)
         self.label = "none"
         slots = (world.lead + 1) * P
-        limits = CollectLimits(9, 99, False)
+        limits = CollectLimits(9)
         ports = Ports(self.source, self.book, self, SEEDS, QuickClock())  # type: ignore[arg-type]
         self.pool = RolloutPool(ports, PoolPlan(P, slots, 1, STEPS, plan(1), limits, 20.0))
 
