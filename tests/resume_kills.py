@@ -4,9 +4,9 @@
 
 A run of the tiny model with two engines and twelve requests in flight is killed and started again with the same
 command, a few times, and then ends by itself. In the deterministic modes it must equal a run that nobody killed:
-ids of the groups of each step, digests of all samples, roots of all versions, learning rates, evaluations. In ordinary
-async (mode `free`), steps that are trained again from recorded batches must give the recorded roots, no group is
-lost or trained twice, and no token is over the bound.
+ids of the groups of each step, digests of all samples, roots of all versions, learning rates, evaluations. In
+ordinary async (mode `free`), steps that are trained again from recorded batches must give the recorded roots, no
+group is lost or trained twice, and no token is over the bound.
 """
 
 from __future__ import annotations
