@@ -130,13 +130,14 @@ class NothingToTrain(TrainError):
 
 
 class DeadlineExceeded(TurnoutError):
-    """A wait reached its limit; names what was waited for."""
+    """A wait reached its limit; names what was waited for. Told to three digits: what was left of a longer deadline
+    differs from case to case, and equal causes are counted by their text."""
 
     exit_status = 7
 
     def __init__(self, what: str, seconds: float) -> None:
         self.what, self.seconds = what, seconds
-        super().__init__(f"waited {seconds:g} s for {what}")
+        super().__init__(f"waited {float(f'{seconds:.3g}'):g} s for {what}")
 
 
 class LedgerError(TurnoutError):

@@ -291,9 +291,8 @@ class RolloutPool:
         if task.cancelled():
             self._cut_one(group)
         elif (fault := task.exception()) is None:
-            made = task.result()
             try:
-                (self._cut_one if made.partial else self._complete)(made)
+                self._take_in(key, task.result())
             except TurnoutError as broken:  # nobody waits for this call: whoever takes next is told
                 self._fault = broken
         elif isinstance(fault, GroupFailed):
@@ -303,6 +302,11 @@ class RolloutPool:
             self._fault = fault
         self._pump()
         self.changed()
+
+    def _take_in(self, key: str, made: RolloutGroup) -> None:
+        if not isinstance(made, RolloutGroup):  # else nobody would hear of it, and the batch would wait for ever
+            raise InvariantBroken(f"group {key} ended as {made!r}")
+        (self._cut_one if made.partial else self._complete)(made)
 
     def _complete(self, group: RolloutGroup) -> None:
         self._journal.forget(group.group_id)
