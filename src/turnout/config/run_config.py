@@ -154,6 +154,8 @@ class RunConfig(
     @property
     def window(self) -> int:
         """W of turnout.core.slots."""
+        if self.surplus:
+            return self.rollout_batch_size + 1  # all of a batch may be complete before the slowest group
         if self.schedule != "async" or self.deterministic:
             return 1
         half = max(1, self.rollout_batch_size // 2) if self.lead > self.max_engine_lag else 1
@@ -167,7 +169,15 @@ class RunConfig(
     @property
     def slots(self) -> int:
         """B of turnout.core.slots."""
+        if self.surplus:
+            return self.rollout_batch_size + self.surplus
         return self.most_slots if self.rollout_slots is None else self.rollout_slots
+
+    @property
+    def surplus(self) -> int:
+        """Groups that are sampled beyond a batch."""
+        sampled = self.over_sampling_batch_size
+        return 0 if sampled is None else sampled - self.rollout_batch_size
 
     @property
     def encoding(self) -> str:

@@ -1,8 +1,8 @@
 """The rollouts of a run, from prompt to completed group: they go on for as long as slots are free.
 
 Owns the slots, the groups that are open and the order in which they may be taken. Promises: at most `slots` groups
-are admitted and not yet part of a committed version; a group that is dropped gives its slot back at once and is
-replaced by one new prompt, never by a wave; groups that were cut go on before new prompts are taken; `take` ends
+are admitted and not yet part of a committed version (but for those that a filter keeps aside); a group that is
+dropped gives its slot back at once and is replaced by one new prompt, never by a wave; groups that were cut go on before new prompts are taken; `take` ends
 with groups, with the reason why there are fewer, or with an error: it never waits for what cannot come.
 """
 
@@ -304,7 +304,9 @@ class RolloutPool:
         self.changed()
 
     def _take_in(self, key: str, made: RolloutGroup) -> None:
-        if not isinstance(made, RolloutGroup):  # else nobody would hear of it, and the batch would wait for ever
+        if not isinstance(
+            made, RolloutGroup
+        ):  # else nobody would hear of it, and the batch would wait for ever
             raise InvariantBroken(f"group {key} ended as {made!r}")
         (self._cut_one if made.partial else self._complete)(made)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
@@ -190,27 +189,16 @@ def rollout_plan(config: RunConfig) -> SamplingPlan:
 
 
 def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
-    per_step = config.rollout_batch_size
-    plan = PoolPlan(
-        per_step=per_step,
+    return PoolPlan(
+        per_step=config.rollout_batch_size,
         slots=config.slots,
         window=config.window,
         steps=steps,
         sampling=rollout_plan(config),
         limits=CollectLimits(config.max_failed_groups, filter_plan(config)),
         deadline_s=config.rollout_timeout_s,
+        surplus="dropped" if config.surplus else "goes on",
         last_batch=config.last_batch,
-    )
-    sampled = config.over_sampling_batch_size
-    if sampled is None or sampled == per_step:
-        return plan
-    ahead = per_step if config.schedule == "pipelined" else 0
-    return replace(
-        plan,
-        slots=config.slots - per_step + sampled,
-        window=per_step + 1,  # all of a batch may be complete before the slowest
-        surplus="dropped",
-        lead_groups=ahead,
     )
 
 
