@@ -39,6 +39,7 @@ test-sglang: $(VENV)/installed
 soak: $(VENV)/installed
 	$(BIN)/python -m tests.engine_bugs --schedules 10000 --json benchmarks/results/schedules.json
 	$(BIN)/python -m tests.follower_kills --json benchmarks/results/follower_kills.json
+	$(BIN)/python -m tests.resume_kills --kills 50 --free-kills 20 --json benchmarks/results/resume_kills.json
 	$(BIN)/python -m tests.update_bugs --worlds 5000 --json benchmarks/results/update_worlds.json
 	$(BIN)/python -m tests.weight_matrix --json benchmarks/results/weight_matrix.json
 

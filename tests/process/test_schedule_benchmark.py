@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from benchmarks.schedule import SCHEDULES, VIRTUAL, best
 from benchmarks.schedule_world import Outcome, Setting, run_real, run_virtual
 

@@ -115,11 +115,11 @@ class RolloutPool:
         self._held = self._stopping
         self._pump()
         while (keys := self._choice(count)) is None:
-            self._check()
+            self._check_take()
             self._news.clear()
             what = f"the groups of step {self._step} ({self._told()})"
             await self._ports.clock.within(max(0.001, end - self._ports.clock.now()), what, self._news.wait())
-        self._check()
+        self._check_take()
         if len(keys) == count:
             return keys, (), ""
         if not self._round.full:
@@ -380,8 +380,6 @@ class RolloutPool:
     def _check(self) -> None:
         if self._fault is not None:
             raise self._fault
-        if self._stopping:
-            raise RunStopped(f"stopped after {self._step} steps")
         limits = self.plan.limits
         if self._failed.total() > limits.max_failed:
             reason, times = self._failed.most_common(1)[0]
@@ -389,6 +387,11 @@ class RolloutPool:
                 f"rollout {self._step}: {self._failed.total()} groups failed (--max-failed-groups "
                 f"{limits.max_failed}), {times} of them with: {reason}"
             )
+
+    def _check_take(self) -> None:
+        self._check()
+        if self._stopping:
+            raise RunStopped(f"stopped after {self._step} steps")
 
     def _is_last(self) -> bool:
         return self._ports.source.exhausted and not len(self._buffer)

@@ -35,6 +35,8 @@ class Evaluations(Protocol):
 
     async def settled(self) -> None: ...
 
+    async def caught_up(self, steps_done: int) -> None: ...
+
     def renewed(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -105,6 +107,7 @@ class ControlPlane:
             return await run_loop(self._parts, first, self._steps)
         except RunStopped:
             await self.updates.settled()
+            await self._world.evaluations.caught_up(self.pool.step)
             await self.pool.close()
             await self._world.checkpoints.save(self.pool.step)
             raise

@@ -83,12 +83,17 @@ class EvalRuns:
         self._task: asyncio.Task[None] | None = None
         self._begun: set[tuple[str, int]] = set()
         self._before: int | None = None
+        self._since: int | None = None  # as `_before`, of the incarnation before
+        self._older: asyncio.Task[None] | None = None
+        self._step = 0  # of the newest task
         self.points: dict[tuple[str, int], EvalPoint] = {}
         self.kept: list[tuple[WeightVersion, int, list[EvalSet]]] = []
         self.seconds = 0.0
 
-    def restore(self, done: Iterable[EvalDone]) -> None:
-        """Points that earlier incarnations of the run made: they are not made again. Their samples are gone."""
+    def restore(self, done: Iterable[EvalDone], versions: Sequence[tuple[WeightVersion, int]] = ()) -> None:
+        """On a resume: points that earlier incarnations made are not made again (their samples are gone).
+        `versions` are those that were current before the one of the checkpoint, in order, with their steps: in mode
+        `checkpoint` they are still to be scored where they were due."""
         for one in done:
             point = EvalPoint(
                 name=one.name,
@@ -102,6 +107,10 @@ class EvalRuns:
             )
             self.points[one.name, one.step] = point
             self._begun.add((one.name, one.step))
+        for version, step in versions:
+            if self._plan.mode == "checkpoint":
+                self._begin_at(version, step, self._since, last=False)
+            self._since = step
 
     async def run_if_due(self, steps_done: int, last: bool) -> None:
         """Called by the loop after each step's update, and before the first step. Returns when the points are made;
@@ -121,8 +130,12 @@ class EvalRuns:
 
     def _begin(self, last: bool) -> None:
         version, step = self._current()
-        due = self._plan.due(step, self._before, last)
+        before = self._since if self._before is None else self._before
         self._before = step
+        self._begin_at(version, step, before, last)
+
+    def _begin_at(self, version: WeightVersion, step: int, before: int | None, last: bool) -> None:
+        due = self._plan.due(step, before, last)
         sets = [data for data in due if (data.name, step) not in self._begun]
         self._begun |= {(data.name, step) for data in sets}
         if not sets:
@@ -132,6 +145,7 @@ class EvalRuns:
             self.kept.append((version, step, sets))
             return
         older, self._means = self._task, replace(self._means, requests=Requests())
+        self._older, self._step = older, step
         self._means.requests.expect(sum(data.requests for data in sets))
         self._task = asyncio.ensure_future(self._score(sets, version.label, step, older))
 
@@ -141,6 +155,13 @@ class EvalRuns:
         await self._means.requests.idle(self._world.clock, self._plan.hold_s)
         if self._task is not None and self._task.done():
             self._task.result()
+
+    async def caught_up(self, steps_done: int) -> None:
+        """Returns when the points of earlier versions are made: a resume from here makes that of its own only.
+        Their requests have ended by now, or there would be no newer version."""
+        task = self._task if self._step < steps_done else self._older
+        if task is not None:
+            await task
 
     async def close(self) -> None:
         """The run ends: what is under way is given up."""

@@ -94,6 +94,10 @@ class Checkpoints(Protocol):
 class Evaluations(Protocol):
     async def run_if_due(self, steps_done: int, last: bool) -> None: ...
 
+    async def caught_up(self, steps_done: int) -> None:
+        """The points of versions before this step are made."""
+        ...
+
 
 class Reporter(Protocol):
     def step(self, batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> None: ...
@@ -156,5 +160,6 @@ async def _keep(parts: Parts, step: int, last: bool) -> None:
     """A checkpoint where one is due. Its version is the one of its step: nothing is on the way then."""
     if parts.checkpoints.due(step, last):
         await parts.updates.settled()
+        await parts.evaluations.caught_up(step)
         with parts.phases("checkpoint"):
             await parts.checkpoints.save_if_due(step, last)

@@ -10,6 +10,7 @@ run.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from turnout.core.version import WeightVersion
 from turnout.observe.audit_log import as_one, of_kind
 from turnout.observe.eventlog import read_events
 from turnout.rollout.ledger_read import LedgerReader
+from turnout.rollout.ledger_rows import VersionRow
+from turnout.rollout.returning import COMMITTED
 from turnout.schedule.checkpoint_state import Checkpoint, newest_checkpoint
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.updates import Weights
@@ -90,6 +93,16 @@ def earlier_events(path: Path) -> list[Event]:
 def earlier_points(told: list[Event], opening: RunStarted) -> list[EvalDone]:
     """The evaluation points of earlier incarnations that stand, where the one of `opening` goes on."""
     return of_kind(as_one([*told, opening]), EvalDone)
+
+
+def standing_versions(rows: Iterable[VersionRow], step: int) -> list[tuple[WeightVersion, int]]:
+    """The versions that were current before the one of the checkpoint with `step` train steps, in order, with their
+    steps; the first of each step."""
+    found: dict[int, WeightVersion] = {}
+    for row in rows:
+        if row.state == COMMITTED and row.step < step:
+            found.setdefault(row.step, WeightVersion(row.incarnation, row.counter, row.root))
+    return [(found[at], at) for at in sorted(found)]
 
 
 async def restore_weights(

@@ -44,7 +44,13 @@ from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.reporter import Curves, RunReporter, Sources
-from turnout.schedule.resume import earlier_events, earlier_points, find_beginning, restore_weights
+from turnout.schedule.resume import (
+    earlier_events,
+    earlier_points,
+    find_beginning,
+    restore_weights,
+    standing_versions,
+)
 from turnout.schedule.resume_ledger import open_ledger, returning_groups
 from turnout.schedule.run_record import RunRecord
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
@@ -169,7 +175,7 @@ class Session:
             generator = Generator(self._sampler(updater, inputs), rewards)
             around = EvalWorld(store.keep, events, self._phases, self._clock)
             evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
-            evals.restore(written.points)
+            evals.restore(written.points, standing_versions(book.ledger.versions(), self._beginning.step))
             self.outcome.evals = evals
             save_plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
             about = About(self._record.run_id, incarnation, data.digest, inputs.source)

@@ -115,6 +115,83 @@ def test_asy_14_a_point_lands_at_the_step_of_its_version() -> None:
     assert asked == [f"{version}!" for version in versions for _ in range(2)]
 
 
+def done(*steps: int) -> list[EvalDone]:
+    return [EvalDone("held-out", f"v{step}", step, 0.5, 2, 0, "d") for step in steps]
+
+
+def versions(*steps: int) -> list[tuple[WeightVersion, int]]:
+    return [(WeightVersion(0, step, f"{step:032d}"), step) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("known", "resumed_at", "steps"), [((0, 2), 2, [4, 5]), ((0, 2), 3, [4, 5]), ((0,), 2, [2, 4, 5])]
+)
+def test_a_resume_repeats_no_point_and_leaves_none_out(
+    known: tuple[int, ...], resumed_at: int, steps: list[int]
+) -> None:
+    async def use(world: World) -> Any:
+        world.runs.restore(done(*known), versions(*range(resumed_at)))
+        for step in range(resumed_at, 6):
+            world.at(step)
+            await world.runs.run_if_due(step, step == 5)
+        return world.told(), world.runs.curve()
+
+    told, curve = on(use, EvalPlan([HELD_OUT], [BASELINE], 2, False))
+    assert told == [("held-out", step) for step in steps]
+    assert sorted(step for step, _ in curve) == sorted({*known, *steps})
+
+
+def test_a_resume_knows_which_version_came_before_its_own() -> None:
+    """A version every 3 steps, a point every 4: that of step 6 is the first after 4, also after a kill there."""
+
+    async def use(world: World) -> Any:
+        world.runs.restore(done(0), versions(0, 3))
+        world.at(6)
+        await world.runs.run_if_due(6, False)
+        return world.told()
+
+    assert on(use, EvalPlan([HELD_OUT], [], 4, False)) == [("held-out", 6)]
+
+
+def test_a_resume_keeps_the_versions_that_are_scored_after_the_run() -> None:
+    async def use(world: World) -> Any:
+        world.runs.restore([], versions(0, 1, 2, 3))
+        world.at(4)
+        await world.runs.run_if_due(4, False)
+        return [step for _, step, _ in world.runs.kept], [version.counter for version in world.kept]
+
+    assert on(use, EvalPlan([HELD_OUT], [], 2, False, mode="checkpoint")) == ([0, 2, 4], [0, 2, 4])
+
+
+def test_a_checkpoint_waits_for_points_of_earlier_versions_and_not_for_its_own() -> None:
+    async def use(world: World) -> Any:
+        held: dict[int, asyncio.Event] = {0: asyncio.Event(), 1: asyncio.Event()}
+
+        async def answered(body: Any) -> Any:
+            step = world.version.counter
+            await held[step].wait()
+            return world.engine.generated(body)
+
+        world.engine.on_generate = answered
+        await world.runs.run_if_due(0, False)
+        waits = asyncio.ensure_future(world.runs.caught_up(1))
+        await asyncio.sleep(0.05)
+        early = waits.done()
+        await world.runs.caught_up(0)
+        held[0].set()
+        await waits
+        made = list(world.runs.points)
+        world.at(1)
+        world.runs.renewed()
+        await world.runs.caught_up(1)
+        held[1].set()
+        await world.runs.caught_up(2)
+        return early, made, sorted(world.runs.points)
+
+    early, made, after = on(use, EvalPlan([HELD_OUT], [], 1, False, beside=True, hold_s=20.0))
+    assert (early, made, after) == (False, [("held-out", 0)], [("held-out", 0), ("held-out", 1)])
+
+
 BESIDE = EvalPlan([HELD_OUT, BASELINE], [], 1, False, beside=True, hold_s=20.0)
 
 

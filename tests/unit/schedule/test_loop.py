@@ -114,6 +114,9 @@ class World:
     async def save_if_due(self, steps_done: int, last: bool) -> None:
         self.note(f"save {steps_done}{' last' if last else ''}")
 
+    async def caught_up(self, steps_done: int) -> None:
+        assert steps_done
+
     async def run_if_due(self, steps_done: int, last: bool) -> None:
         self.note(f"evaluate {steps_done}{' last' if last else ''}")
 

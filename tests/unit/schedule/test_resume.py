@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.rollout.parts import SEEDS, Log, QuickClock, memory_ledger, plan, prompts
 from turnout.config.rundir import RunPaths
+from turnout.core.errors import RunStopped
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
@@ -269,3 +270,47 @@ def test_ckp_13_else_the_checkpoints_copy_is_taken_and_what_is_lost_is_said(
     assert "takes its place; groups and tokens since step 2 are lost" in caplog.text
     kept = [path.name for path in tmp_path.iterdir() if ".lost-" in path.name]
     assert bool(kept) == (what != "missing"), "what was there is kept beside it"
+
+
+# Stopping
+
+
+def test_a_run_that_is_told_to_stop_ends_at_the_next_step_and_goes_on_as_if_nothing_had_happened() -> None:
+    wanted, _ = whole(2)
+    for step in range(STEPS):
+        world = World(2)
+
+        async def stopped(world: World = world, step: int = step) -> None:
+            life = Life(world, None)
+            take = life.pool.take
+
+            async def stop_at(count: int) -> Any:
+                if life.pool.step == step:
+                    life.pool.stop()
+                return await take(count)
+
+            life.pool.take = stop_at  # type: ignore[method-assign]
+            await life.run()
+
+        with pytest.raises(RunStopped, match=f"stopped after {step} steps"):
+            asyncio.run(stopped())
+        assert set(ended(world)) <= {"trained", "partial", "completed"}, "nothing is dropped"
+        world.saved = step
+        world.live(None)
+        assert trained(world) == wanted
+
+
+def test_an_update_under_way_still_drains_when_the_run_is_told_to_stop() -> None:
+    async def use() -> None:
+        life = Life(World(0), None)
+        life.pool.release(0, life._version(0))
+        taking = asyncio.ensure_future(life.pool.take(P))
+        await asyncio.sleep(0)
+        life.pool.stop()
+        await life.pool.drain()
+        with pytest.raises(RunStopped):
+            await taking
+        assert ended(life.world) == {"completed": P}
+        await life.pool.close()
+
+    asyncio.run(use())
