@@ -58,6 +58,11 @@ class LedgerReader:
     def path(self) -> Path | None:
         return self._database.path
 
+    @property
+    def beside(self) -> bool:
+        """Whether others can read the file while its writer has it."""
+        return self.path is not None and not self._database.exclusive
+
     def meta(self, key: str) -> str | None:
         row = self._one("SELECT value FROM meta WHERE key = ?", key)
         return None if row is None else row[0]
@@ -183,13 +188,13 @@ class LedgerReader:
 
     def backup(self, path: Path) -> None:
         """Writes a consistent copy of what a checkpoint needs to `path`, where nothing may be; and syncs the ledger
-        itself, so that it is never behind its checkpoints. May run on another thread than the writer's, unless the
-        ledger is in memory or exclusive. The caller syncs the copy with its folder."""
+        itself, so that it is never behind its checkpoints. May run on another thread than the writer's if `beside`.
+        The caller syncs the copy with its folder."""
         if path.exists():
             raise DataError(Fault("ledger", str(path), "holds something already"))
         target = open_database(path)
         try:
-            if self.path is None or self._database.exclusive:
+            if self.path is None or not self.beside:
                 _copy(self._connection, target.connection)
             else:
                 source = sqlite3.connect(self.path, isolation_level=None)

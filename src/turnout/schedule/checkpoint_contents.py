@@ -57,9 +57,12 @@ def contents_of(about: About, written: Written, store: WeightStore, updater: Upd
     def copy_ledger(folder: Path) -> None:
         with ledger.transaction():
             pass  # raises where another incarnation has taken over
-        ledger.backup(folder / LEDGER)
+        if not ledger.beside:
+            ledger.backup(folder / LEDGER)
 
-    def check() -> None:
+    def check(folder: Path) -> None:
+        if ledger.beside:
+            ledger.backup(folder / LEDGER)
         store.check()
         written.events.sync()
         written.metrics.sync()

@@ -55,12 +55,13 @@ class Calls(Protocol):
 @dataclass(frozen=True)
 class Contents:
     """What a checkpoint holds besides the trainer. `state` after so many steps, None where the version of that step
-    is not current; `ledger` writes a copy of the ledger into the folder; `check`, on another thread, syncs what
-    else a resume reads, and raises where another incarnation has taken over; `saved` is told of a complete one."""
+    is not current. A copy of the ledger is written into the folder by `ledger` or, where the ledger can be read
+    beside its writer, by `check`; that runs on another thread, syncs what else a resume reads, and raises where
+    another incarnation has taken over. `saved` is told of a complete one."""
 
     state: Callable[[int], CheckpointState | None]
     ledger: Callable[[Path], None]
-    check: Callable[[], None]
+    check: Callable[[Path], None]
     saved: Callable[[CheckpointState], None]
 
 
@@ -127,7 +128,7 @@ class RunCheckpoints:
 
     def _publish(self, staged: Path, final: Path, state: CheckpointState) -> None:
         write_state(staged, state)
-        self._contents.check()
+        self._contents.check(staged)
         self._files.publish_folder(staged, final)
 
     def _make_way(self, final: Path) -> None:

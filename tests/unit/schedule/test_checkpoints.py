@@ -61,7 +61,7 @@ class Run:
     def ledger(self, folder: Path) -> None:
         (folder / "ledger.sqlite").write_bytes(b"l" * 10)
 
-    def check(self) -> None:
+    def check(self, _: Path) -> None:
         if self.taken_over is not None:
             raise self.taken_over
 
