@@ -2,8 +2,9 @@
 
 Owns the slots, the groups that are open and the order in which they may be taken. Promises: at most `slots` groups
 are admitted and not yet part of a committed version (but for those that a filter keeps aside); a group that is
-dropped gives its slot back at once and is replaced by one new prompt, never by a wave; groups that were cut go on before new prompts are taken; `take` ends
-with groups, with the reason why there are fewer, or with an error: it never waits for what cannot come.
+dropped gives its slot back at once and is replaced by one new prompt, never by a wave; groups that were cut go on
+before new prompts are taken; `take` ends with groups, with the reason why there are fewer, or with an error: it
+never waits for what cannot come.
 """
 
 from __future__ import annotations
@@ -11,40 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from turnout.core.errors import InvariantBroken, RunStopped, TrainError, TurnoutError
-from turnout.core.ports import Clock
-from turnout.core.rng import SeedTree
 from turnout.core.types import RolloutGroup
-from turnout.rollout.book import GroupBook
 from turnout.rollout.buffer import WindowBuffer
 from turnout.rollout.filters import BEST_OF_OTHERS, FilterRound
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.journal import TokenJournal
-from turnout.rollout.pool_plan import NO_DATA, SURPLUS, PoolPlan, Taken
+from turnout.rollout.pool_plan import NO_DATA, SURPLUS, PoolPlan, Ports, Taken
 from turnout.rollout.returning import Returning, masked
 from turnout.rollout.sampler import Cut
-from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
-from turnout.rollout.worker import Generator, GroupFailed
+from turnout.rollout.worker import GroupFailed
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Ports:
-    """What the pool works with. `failure` is why no version is committed any more, if that is so; `updating` says
-    whether one is on its way."""
-
-    source: PromptSource
-    book: GroupBook
-    generator: Generator
-    seeds: SeedTree
-    clock: Clock
-    failure: Callable[[], TurnoutError | None] = lambda: None
-    updating: Callable[[], bool] = lambda: False
 
 
 class RolloutPool:

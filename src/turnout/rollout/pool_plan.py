@@ -1,12 +1,19 @@
-"""What a pool of rollouts is told, and what it hands out (turnout.rollout.pool). Pure."""
+"""What a pool of rollouts is told, what it works with, and what it hands out (turnout.rollout.pool)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from turnout.core.errors import TurnoutError
+from turnout.core.ports import Clock
+from turnout.core.rng import SeedTree
 from turnout.core.types import RolloutGroup
+from turnout.rollout.book import GroupBook
 from turnout.rollout.filters import FilterPlan
 from turnout.rollout.sampler import SamplingPlan
+from turnout.rollout.source import PromptSource
+from turnout.rollout.worker import Generator
 
 NO_DATA = "end of the data"
 SURPLUS = "surplus"
@@ -49,3 +56,17 @@ class Taken:
     filtered: int
     short: str
     last: bool
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What the pool works with. `failure` is why no version is committed any more, if that is so; `updating` says
+    whether one is on its way."""
+
+    source: PromptSource
+    book: GroupBook
+    generator: Generator
+    seeds: SeedTree
+    clock: Clock
+    failure: Callable[[], TurnoutError | None] = lambda: None
+    updating: Callable[[], bool] = lambda: False

@@ -15,7 +15,8 @@ from turnout.core.ports import Clock, EventSink
 from turnout.core.rng import SeedTree
 from turnout.core.version import WeightVersion
 from turnout.rollout.book import GroupBook
-from turnout.rollout.pool import Ports, RolloutPool
+from turnout.rollout.pool import RolloutPool
+from turnout.rollout.pool_plan import Ports
 from turnout.rollout.returning import Returning
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator

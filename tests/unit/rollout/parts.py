@@ -14,8 +14,8 @@ from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import Database, open_database
-from turnout.rollout.pool import Ports, RolloutPool
-from turnout.rollout.pool_plan import CollectLimits, PoolPlan, Taken
+from turnout.rollout.pool import RolloutPool
+from turnout.rollout.pool_plan import CollectLimits, PoolPlan, Ports, Taken
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource

@@ -20,8 +20,8 @@ from turnout.placement.real import RealClock
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import Database, open_database
-from turnout.rollout.pool import Ports, RolloutPool
-from turnout.rollout.pool_plan import CollectLimits, PoolPlan
+from turnout.rollout.pool import RolloutPool
+from turnout.rollout.pool_plan import CollectLimits, PoolPlan, Ports
 from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
 from turnout.schedule.checkpoint_state import Checkpoint, CheckpointState
