@@ -18,6 +18,7 @@ from turnout.core.events import (
     GroupTaken,
     GroupTrained,
     RunStarted,
+    VersionAborted,
     VersionCommitted,
     VersionPublished,
 )
@@ -31,6 +32,7 @@ from turnout.rollout.group_machine import OPEN, GroupState
 from turnout.schedule.evaluations import EVAL_SEEDS
 from turnout.sim.model import length_of, logprobs_of, number_of, tokens
 from turnout.sim.record import DOUBLED, INVARIANT, LOST, OVER_BOUND, Failure, WorldRecord
+from turnout.sim.rewards import Decoder, value_of
 
 Check = Callable[[WorldRecord], Iterator[Failure]]
 
@@ -122,6 +124,8 @@ def _whole(record: WorldRecord, where: str, sample: TrainSample, made: Trajector
     lengths = {len(sample.response_ids), len(sample.logprobs), len(sample.loss_mask), len(sample.advantages)}
     if lengths != {len(made.spans)}:
         yield Failure(INVARIANT, f"{where}: lengths {sorted(lengths)}, spans of {len(made.spans)}")
+    if made.reward != value_of(Decoder().decode(made.response_ids)):
+        yield Failure(INVARIANT, f"{where}: its reward is {made.reward}, the grader never said so")
     natural = length_of(sample.prompt_ids[1], made.seed, record.rules.median)
     expected = min(natural, record.rules.most_tokens)
     if len(sample.response_ids) != expected:
@@ -242,6 +246,21 @@ def logs_pass_the_audit(record: WorldRecord) -> Iterator[Failure]:
         yield Failure(INVARIANT, f"{rule}: {detail}")
 
 
+def steps_are_trained_again_as_recorded(record: WorldRecord) -> Iterator[Failure]:
+    """Invariant 6: the same weights get the same batch, also after a resume, since it was recorded."""
+    after: dict[str, str] = {}
+    for state in record.history.steps:
+        if state.batch is not None and after.setdefault(state.before, state.root) != state.root:
+            yield Failure(INVARIANT, f"step {state.batch.step} was trained again from another batch")
+
+
+def nobody_else_writes(record: WorldRecord) -> Iterator[Failure]:
+    """One controller lives at a time: none may take another for the writer of its store."""
+    for one in record.told:
+        if isinstance(one.event, VersionAborted) and "somebody else" in one.event.reason:
+            yield Failure(INVARIANT, f"life {one.life}: {one.event.reason}")
+
+
 def points_are_of_their_version(record: WorldRecord) -> Iterator[Failure]:
     """A point is of a committed version, at its step; where no sample failed it is what the version's weights make
     of the held-out prompts, to the bit."""
@@ -299,6 +318,8 @@ CHECKS: tuple[Check, ...] = (
     slots_are_kept,
     the_window_is_kept,
     versions_rise_and_end_once,
+    steps_are_trained_again_as_recorded,
+    nobody_else_writes,
     points_are_of_their_version,
     logs_pass_the_audit,
     completed_groups_are_whole,

@@ -23,6 +23,7 @@ KINDS: dict[str, str] = {
     "answer_lost": "an engine does what it is told, its answer never comes",
     "answer_late": "an answer comes seconds late",
     "refused": "an engine answers 500",
+    "request_aborted": "an engine ends a request before its end",
     "stream_cut": "the connection of a stream is cut",
     "slow_engine": "an engine takes ten times as long for a while",
     "partition": "an engine cannot be reached for a while",

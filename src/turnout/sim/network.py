@@ -156,6 +156,8 @@ class VirtualClient(EngineClient):
                         max(0.001, end - self._clock.now()), what, self._item(stream)
                     )
                     ended = isinstance(item, GenerateReply)
+                    if not ended and self._wire.faults.hit("request_aborted", RATE, self.engine_id):
+                        self.engine.abort(request.rid, "aborted by the scheduler")
                     yield item
             finally:
                 if not ended and self._wire.life.alive:  # the engine sees the connection closed

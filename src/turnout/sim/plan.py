@@ -60,7 +60,7 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
     """The world of a seed; `schedule` and options in `fixed` are not drawn."""
     rng = random.Random(f"plan/{seed}")
     engines = rng.randint(1, 4)
-    median = rng.choice((12.0, 24.0, 40.0))
+    median = rng.choice((8.0, 16.0, 24.0))
     options: dict[str, Any] = {
         "hf_checkpoint": "tiny:llama",
         "prompt_data": "reasoning_gym:chain_sum",
@@ -68,7 +68,7 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         "num_rollout": STEPS,
         "seed": seed,
         "rollout_batch_size": GROUPS,
-        "n_samples_per_prompt": rng.choice((2, 2, 3)),
+        "n_samples_per_prompt": 2,
         "rollout_max_response_len": rng.choice((64, 128)),
         "rollout_request_timeout_s": 60.0,
         "reward_timeout_s": 10.0,
@@ -111,21 +111,22 @@ def _evals(rng: random.Random, config: RunConfig) -> EvalPlan:
 
 
 def _schedule(rng: random.Random, asked: str | None) -> dict[str, Any]:
-    drawn = rng.choice(SCHEDULE_NAMES)
+    drawn = rng.choice((*SCHEDULE_NAMES, "async"))
     name = drawn if asked is None else asked
     interval = rng.choice((1, 1, 1, 2))
     least = {"sync": interval - 1, "pipelined": interval, "async": interval - 1}[name]
     staleness = least + rng.randint(0, 2)
     options: dict[str, Any] = {
         "schedule": name,
+        "on_resume": rng.choice(("replay", "mask", "drop")),
         "update_weights_interval": interval,
         "max_staleness": staleness,
-        "staleness_policy": rng.choice(("drop", "replay", "mask")),
+        "staleness_policy": rng.choice(("drop", "replay", "replay", "mask")),
     }
     if name == "async":
         window, lag = rng.choice((1, 1, 3, GROUPS // 2)), rng.choice((0, 0, 1))
         least = lag + interval - (window == 1)  # so that the slots hold the groups between two versions
-        lead = max(staleness, least) + rng.choice((0, 0, 1, 2))
+        lead = max(staleness, least) + rng.choice((0, 1, 2))
         options |= {"max_lead": lead, "rollout_window": window, "max_engine_lag": lag}
     return options
 
@@ -135,7 +136,7 @@ def _engine(rng: random.Random, median: float) -> EngineShape:
     running = rng.choice((4, 8, 16))
     return EngineShape(
         speed=rng.choice((20.0, 50.0, 100.0)),
-        chunk=rng.choice((8, 16, 32)),
+        chunk=rng.choice((8, 16)),
         running=running,
         kv_tokens=int(running * (0.6 * median + 10)),
         median=median,

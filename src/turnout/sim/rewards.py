@@ -20,8 +20,13 @@ class Decoder:
         return hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=8).hexdigest()
 
 
-def make_reward(clock: Clock, faults: Faults) -> Callable[..., Any]:
+def value_of(response: str) -> float:
     """0, 0.5 or 1 by the response's text."""
+    return int(response[:4], 16) % 3 / 2
+
+
+def make_reward(clock: Clock, faults: Faults) -> Callable[..., Any]:
+    """The reward function of one controller."""
 
     async def reward(prompt: str, response: str, label: Any) -> float:
         del prompt, label
@@ -30,6 +35,6 @@ def make_reward(clock: Clock, faults: Faults) -> Callable[..., Any]:
             raise ValueError("the grader broke")
         if faults.hit("reward_hangs", 0.002, "reward"):
             await clock.sleep(HANGS_S)
-        return int(response[:4], 16) % 3 / 2
+        return value_of(response)
 
     return reward

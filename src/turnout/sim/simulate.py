@@ -16,7 +16,7 @@ from typing import Any
 
 from turnout.sim.faults import KINDS
 from turnout.sim.record import COUNTS
-from turnout.sim.sabotage import sabotaged
+from turnout.sim.sabotage import sabotaged, switch_off
 from turnout.sim.world import SeedReport, WorldOptions, run_seed
 
 SHOWN = 20  # failing seeds in a report
@@ -108,7 +108,7 @@ def _until(simulation: Simulation, reports: Iterator[SeedReport]) -> Iterator[Se
 def _begin(sabotage: str | None) -> None:
     """In each process, for as long as it lives."""
     if sabotage is not None:
-        sabotaged(sabotage).__enter__()
+        switch_off(sabotage)
 
 
 def _one(job: tuple[int, WorldOptions]) -> SeedReport:
