@@ -347,6 +347,12 @@ def test_lag_is_allowed_up_to_the_bound_outside_sync():
     assert audit(changed(log, GroupTrained, 4, versions=[label(0)], lag=2)).failed_rules == ["lag_is_bounded"]
 
 
+def test_in_sync_only_what_goes_on_in_later_rollouts_is_older_than_the_current_version():
+    older = changed(good(), GroupTrained, 4, versions=[label(1), label(2)], lag=1)
+    assert "sync_trains_the_current_version" in audit(older).failed_rules
+    assert audit(changed(older, RunStarted, max_lag=1)).ok  # partial rollouts
+
+
 def test_many_violations_are_cut():
     log = [GroupDropped(f"g{i}", "x") for i in range(100)]
     report = audit(log)
