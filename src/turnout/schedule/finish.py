@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import pairwise
 
 from rich.console import Console
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.events import VersionPublished
+from turnout.core.events import VersionCommitted, VersionPublished
 from turnout.core.ports import Store
 from turnout.observe.audit import audit, count_groups
+from turnout.observe.audit_log import of_kind, starts
+from turnout.observe.audit_versions import base_version
 from turnout.observe.eventlog import read_events
 from turnout.observe.metrics import read_metrics
 from turnout.observe.plots import write_plots
@@ -23,11 +26,16 @@ from turnout.schedule.session import RunOutcome
 
 
 def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store) -> RunSummary:
-    """Audits and writes; called once, however the run ended."""
-    events = [event for _, event in read_events(paths.events)]
+    """Audits and writes; called once, however the run ended. It tells of all incarnations of the run."""
+    timed = list(read_events(paths.events))
+    events = [event for _, event in timed]
+    earlier, begins = 0.0, starts(events)
+    for begin, end in pairwise(begins):
+        earlier += timed[end - 1][0] - timed[begin][0]
+    committed = {event.version for event in of_kind(events, VersionCommitted)}
     mismatch = outcome.curves.mismatch
     before, after = _points(outcome.evals, None)
-    extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed}
+    extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed, "incarnations": len(begins)}
     extra["evaluations"] = [] if outcome.evals is None else _all_points(outcome.evals)
     extra["weight_versions"] = _versions([event for event in events if isinstance(event, VersionPublished)])
     extra |= lag_summary(events)
@@ -37,9 +45,9 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     summary = RunSummary(
         status=outcome.status,
         rewards=outcome.curves.rewards,
-        seconds_total=outcome.seconds_total,
+        seconds_total=earlier + outcome.seconds_total,
         seconds_training=outcome.seconds_training,
-        weight_versions_committed=outcome.versions_committed,
+        weight_versions_committed=len(committed - {base_version(events)}),
         groups=count_groups(events),
         audit=audit(events),
         eval_before=before,

@@ -81,7 +81,6 @@ class RunOutcome:
     reason: str = ""
     seconds_total: float = 0.0
     seconds_training: float = 0.0
-    versions_committed: int = 0
     steps_done: int = 0
     curves: Curves = field(default_factory=Curves)
     evals: EvalRuns | None = None
@@ -127,7 +126,7 @@ class Session:
             written = Written(events, metrics, GroupBook(events, ledger), reporter, points)
             try:
                 await self.limits.within(self._train(inputs, written), ledger)
-                self.outcome.status = "finished"
+                self.outcome.status, self.outcome.reason = "finished", ""
             except RunStopped:
                 raise
             except TurnoutError as fault:
@@ -237,7 +236,6 @@ class Session:
             self.outcome.steps_done = await plane.run(base if version is None else version, first)
         finally:
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
-            self.outcome.versions_committed = updater.versions_committed
 
     async def _stopped(self, plane: ControlPlane) -> None:
         await self.limits.stopped()
