@@ -285,9 +285,7 @@ class RolloutPool:
         self.changed()
 
     def _take_in(self, key: str, made: RolloutGroup) -> None:
-        if not isinstance(
-            made, RolloutGroup
-        ):  # else nobody would hear of it, and the batch would wait for ever
+        if not isinstance(made, RolloutGroup):  # else the batch would wait for it for ever
             raise InvariantBroken(f"group {key} ended as {made!r}")
         (self._cut_one if made.partial else self._complete)(made)
 

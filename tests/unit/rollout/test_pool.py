@@ -365,7 +365,7 @@ def test_complete_groups_beyond_those_that_lead_are_surplus_too(lead_groups: int
 SURPLUS = PoolPlan(2, 4, 3, None, plan(), NO_LIMITS, 20.0, surplus="dropped")
 
 
-def test_rol_16_over_sampling_takes_the_first_groups_and_counts_the_rest_as_surplus() -> None:
+def test_over_sampling_takes_the_first_groups_and_counts_the_rest_as_surplus() -> None:
     async def use(bench: Bench, engine: ScriptedEngine) -> Any:
         engine.on_generate = lambda body: HANG if body["input_ids"][0] in (0, 2) else engine.generated(body)
         pool = RolloutPool(bench.ports, SURPLUS)
