@@ -151,8 +151,11 @@ def test_the_verbs_of_every_step_in_order() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_asy_05_the_last_step_saves_and_evaluates_and_starts_no_other_rollout(rounds: int) -> None:
-    world = World()
+@pytest.mark.parametrize("schedule", [SYNC, Schedule("pipelined", 1, True), Schedule("async", 2, False)])
+def test_asy_05_the_last_step_saves_and_evaluates_and_starts_no_other_rollout(
+    schedule: Schedule, rounds: int
+) -> None:
+    world = World(schedule=schedule)
     assert world.run(end=rounds) == rounds
     assert [note for note in world.notes if note.startswith("take")] == [f"take {n}" for n in range(rounds)]
     assert [note for note in world.notes if "last" in note] == [
