@@ -31,10 +31,10 @@ class Pace:
 @dataclass(frozen=True)
 class Desk:
     """What drafts need of the world: `journal` takes the tokens that are new, as a partial trajectory; `standing`
-    says what became of a version, by its label."""
+    says what became of a version, by its label and the engine that named it."""
 
     journal: Journal
-    standing: Callable[[str], Standing]
+    standing: Callable[[str, str], Standing]
     clock: Clock
     pace: Pace
 
@@ -51,7 +51,7 @@ class Draft:
         self._spans = list(begun.spans.runs)
         self._engines = list(begun.engines.runs)
         self._sure = self._told = len(self.ids)  # tokens of committed versions; tokens that the journal has
-        self._open: list[tuple[int, str]] = []  # the versions of the others
+        self._open: list[tuple[int, str, str]] = []  # the versions of the others
         self._reported = desk.clock.now()
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Draft:
         self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else [1] * len(new.kv_mixed)
         for tokens, label in new.spans:
             _lengthen(self._spans, tokens, label)
-            self._open.append((tokens, label))
+            self._open.append((tokens, label, engine_id))
         _lengthen(self._engines, len(new.output_ids), engine_id)
         self.settle()
 
@@ -82,8 +82,8 @@ class Draft:
         """COMMITTED: every token is of a committed version; TENTATIVE: of some it is not known yet; VOID: some were
         of a version that never will be committed, and are gone, with all after them."""
         while self._open:
-            tokens, label = self._open[0]
-            standing = self._desk.standing(label)
+            tokens, label, engine_id = self._open[0]
+            standing = self._desk.standing(label, engine_id)
             if standing is Standing.VOID:
                 self.drop_unsure()
             if standing is not Standing.COMMITTED:
@@ -101,7 +101,11 @@ class Draft:
         open_runs, sure = self._open, self._sure
         self._cut(count)
         self._sure = min(sure, count)
-        self._open = list(_between(open_runs, 0, count - self._sure))
+        left = count - self._sure
+        for tokens, label, engine_id in open_runs:
+            if left > 0:
+                self._open.append((min(tokens, left), label, engine_id))
+            left -= tokens
 
     def report_due(self) -> None:
         """Reports at the pace that is asked for."""

@@ -53,17 +53,17 @@ class SamplingPlan:
         return left if self.context is None else min(left, self.context - prompt - made)
 
 
-def _committed(_label: str) -> Standing:
+def _committed(_label: str, _engine_id: str) -> Standing:
     return Standing.COMMITTED
 
 
 @dataclass(frozen=True)
 class Routes:
     """`routable`: the engines that may be asked now, in a fixed order; raises WeightError where there is none.
-    `standing`: what became of the version of a label."""
+    `standing`: what became of the version of a label that this engine named."""
 
     routable: Callable[[], Sequence[EngineClient]]
-    standing: Callable[[str], Standing] = _committed
+    standing: Callable[[str, str], Standing] = _committed
 
 
 class Cut:

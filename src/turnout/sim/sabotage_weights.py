@@ -140,7 +140,7 @@ WEIGHT_SABOTAGES: dict[str, Sabotage] = {
         "tokens of a version count before it is committed",
         Fleet,
         "standing",
-        lambda _: lambda self, label: Standing.COMMITTED,
+        lambda _: lambda self, label, engine_id: Standing.COMMITTED,
     ),
     "admission-before-attestation": Sabotage(
         "an engine that starts again is asked at once", Updater, "join", _admits_before_attestation

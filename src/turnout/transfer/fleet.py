@@ -8,7 +8,7 @@ asked in no further one until it joins anew.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from turnout.core.errors import WeightError
@@ -20,6 +20,7 @@ from turnout.weights.routing import Held, Standing, routable
 
 log = logging.getLogger(__name__)
 TRIES_MAX = 3
+PROVED_KEPT = 16  # versions that requests in flight can have tokens of, and more
 
 
 class Fleet:
@@ -41,7 +42,7 @@ class Fleet:
         self._failures = Counter[str]()
         self._apart: set[str] = set()
         self._tentative: set[str] = set()
-        self._committed: set[str] = set()  # labels
+        self._proved: dict[str, deque[str]] = {}  # by engine, its newest committed labels
 
     @property
     def current(self) -> Held | None:
@@ -96,18 +97,19 @@ class Fleet:
 
     def hold(self, engine_id: str, held: Held) -> None:
         """The engine attested a version that is committed."""
-        self._committed.add(held.version.label)
+        self._proved.setdefault(engine_id, deque(maxlen=PROVED_KEPT)).append(held.version.label)
         self._routable = None
         self.engines[engine_id].holds = held
         self._tentative.discard(engine_id)
         self._failures.pop(engine_id, None)
 
-    def standing(self, label: str) -> Standing:
-        """What became of the version of this label. A text that is no label of ours names nothing that could be
-        known; the lag gate refuses its tokens."""
-        if label in self._committed or label_counter(label) is None:
+    def standing(self, label: str, engine_id: str) -> Standing:
+        """What became of the version of this label, as this engine told it of its tokens: COMMITTED only where the
+        engine has proved it, since one that loaded something else has the same label. A text that is no label of
+        ours names nothing that could be known; the lag gate refuses its tokens."""
+        if label_counter(label) is None or label in self._proved.get(engine_id, ()):
             return Standing.COMMITTED
-        return Standing.TENTATIVE if self._tentative else Standing.VOID
+        return Standing.TENTATIVE if engine_id in self._tentative else Standing.VOID
 
     def routable(self, minimum: VersionConstraint | None = None) -> list[EngineClient]:
         """The engines that a request may go to, in a fixed order; raises WeightError where there is none."""

@@ -76,7 +76,7 @@ class World:
         def routable() -> Sequence[Any]:
             return self.routable()
 
-        routes = Routes(routable, lambda label: self.standing.get(label, Standing.COMMITTED))
+        routes = Routes(routable, lambda label, _engine: self.standing.get(label, Standing.COMMITTED))
         self.sampler = Sampler(routes, Numbers(), self.clock, pace=pace)
         return self.sampler
 
