@@ -46,6 +46,12 @@ def update_policy_fits(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--mask-kv-mixed", "", reason, f"give {flag} continue")
 
 
+def deterministic_asks_no_engine(c: RunConfig) -> Iterator[Fault]:
+    if c.deterministic and c.kv_high_watermark is not None:
+        reason = "when an engine is full depends on time, and --deterministic on nothing but the seed"
+        yield Fault("--kv-high-watermark", f"{c.kv_high_watermark:g}", reason, "leave it out")
+
+
 def slots_fill_a_step(c: RunConfig) -> Iterator[Fault]:
     """Fewer slots than an update interval's groups: no step could be filled, or none before the next version."""
     if c.schedule != "async":
@@ -125,6 +131,7 @@ def off_policy_options_are_used(c: RunConfig) -> Iterator[Fault]:
 SCHEDULE_CHECKS = (
     only_async_leads,
     deterministic_is_ordered,
+    deterministic_asks_no_engine,
     update_policy_fits,
     slots_fill_a_step,
     slots_keep_the_lead,

@@ -226,6 +226,17 @@ def load_total(row: Any) -> int | None:
     return None
 
 
+def load_parts(row: Any) -> tuple[int, int, float] | None:
+    """Requests running and waiting, and the greatest share of a KV cache in use, from a report of /v1/loads; None
+    for an unknown shape."""
+    try:
+        loads = list(row["loads"])
+        running, waiting = (sum(int(r[f"num_{what}_reqs"]) for r in loads) for what in ("running", "waiting"))
+        return running, waiting, max(float(r["token_usage"]) for r in loads)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _integer(row: dict[str, Any], name: str, default: int, low: int | None = None) -> int:
     value = row.get(name, default)
     value = default if value is None else value

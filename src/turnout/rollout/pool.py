@@ -18,10 +18,10 @@ from turnout.core.types import RolloutGroup
 from turnout.rollout.buffer import WindowBuffer
 from turnout.rollout.filters import BEST_OF_OTHERS, FilterRound
 from turnout.rollout.group_machine import GroupState
+from turnout.rollout.in_flight import InFlight
 from turnout.rollout.journal import TokenJournal
 from turnout.rollout.pool_plan import NO_DATA, SURPLUS, PoolPlan, Ports, Taken
 from turnout.rollout.returning import Returning, masked
-from turnout.rollout.sampler import Cut
 from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import GroupFailed
 
@@ -34,7 +34,7 @@ class RolloutPool:
     def __init__(self, ports: Ports, plan: PoolPlan, first_step: int = 0) -> None:
         self._ports, self.plan = ports, plan
         self._groups: dict[str, RolloutGroup] = {}  # open and not taken
-        self._running: dict[str, asyncio.Task[RolloutGroup]] = {}
+        self._running = InFlight(self._ended)
         self._partial: OrderedDict[str, RolloutGroup] = OrderedDict()
         self._again: deque[RolloutGroup] = deque()  # admitted again, not yet started
         self._buffer = WindowBuffer(plan.window)
@@ -44,7 +44,7 @@ class RolloutPool:
         self._failed: Counter[str] = Counter()
         self._round = FilterRound(plan.limits.filters)
         self._held = self._closing = self._stopping = False
-        self._cutter, self._journal = Cut(), TokenJournal(ports.book.ledger, ports.clock)
+        self._journal = TokenJournal(ports.book.ledger, ports.clock)
         self._fault: BaseException | None = None
         self._news = asyncio.Event()
         self._returning = Returning()
@@ -205,21 +205,22 @@ class RolloutPool:
         """Stops what is in flight, keeps or drops it (`surplus`); nothing is admitted until the next commit, or
         until the next groups are asked for."""
         self._held = True
-        cutter, self._cutter = self._cutter, Cut()
-        cutter()  # rewards that are being computed are waited for: what has ended is no part of a group
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._running.cut()
+
+    def admit(self, cut: int) -> None:
+        """Cuts so many of the newest groups (none where one that is cut is lost), and starts what may start."""
+        self._running.cut_newest(cut if self.plan.surplus != "dropped" else 0)
+        self._pump()
 
     async def close(self) -> None:
         """Ends what is in flight; what it has is in the ledger then."""
         self._held = self._closing = True
-        for task in self._running.values():
-            task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._running.close()
         await self._journal.close()
 
     def _pump(self) -> None:
         """Admits what may be admitted."""
-        while not self._held and self._fault is None:
+        while not self._held and self._fault is None and self._may_start():
             if self._partial:
                 key, group = self._partial.popitem(last=False)
                 self._ports.book.resume(key)
@@ -243,10 +244,12 @@ class RolloutPool:
 
     def _run(self, group: RolloutGroup) -> None:
         keeper = self._journal.keeper(group)
-        work = self._ports.generator.group(group, self.plan.sampling, self._ports.seeds, keeper, self._cutter)
-        task = asyncio.ensure_future(work)
-        self._running[group.group_id] = task
-        task.add_done_callback(lambda done: self._ended(group, done))
+        make, sampling, seeds = self._ports.generator.group, self.plan.sampling, self._ports.seeds
+        self._running.begin(group, lambda cut: make(group, sampling, seeds, keeper, cut))
+
+    def _may_start(self) -> bool:
+        admission, ahead = self._ports.admission, 0 if self._partial or self._again else self._charged
+        return admission is None or admission.may_start(len(self._running), ahead)
 
     def _fresh(self) -> RolloutGroup | None:
         """The next prompt, where there is a slot and a use for it."""
@@ -268,7 +271,6 @@ class RolloutPool:
 
     def _ended(self, group: RolloutGroup, task: asyncio.Task[RolloutGroup]) -> None:
         key = group.group_id
-        del self._running[key]
         if task.cancelled():
             self._cut_one(group)
         elif (fault := task.exception()) is None:
@@ -343,7 +345,7 @@ class RolloutPool:
 
     def _no_more(self) -> bool:
         """Whether nothing more will come for this step; raises where it should."""
-        if self._running or self._fault is not None or self._held:
+        if self._running or self._fault is not None or self._held or not self._may_start():
             return self._fault is not None
         waits = self._returning.waits
         if not waits and (self._wanted() <= 0 or self._ports.source.exhausted):

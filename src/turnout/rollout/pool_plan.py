@@ -9,6 +9,7 @@ from turnout.core.errors import TurnoutError
 from turnout.core.ports import Clock
 from turnout.core.rng import SeedTree
 from turnout.core.types import RolloutGroup
+from turnout.rollout.admission import Admission
 from turnout.rollout.book import GroupBook
 from turnout.rollout.filters import FilterPlan
 from turnout.rollout.sampler import SamplingPlan
@@ -70,3 +71,4 @@ class Ports:
     clock: Clock
     failure: Callable[[], TurnoutError | None] = lambda: None
     updating: Callable[[], bool] = lambda: False
+    admission: Admission | None = None

@@ -6,6 +6,8 @@ simulated world its own: nothing here knows which of the two runs it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from turnout.core.version import WeightVersion
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import Ports
+from turnout.rollout.pressure import PressureWatch
 from turnout.rollout.returning import Returning
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator
@@ -66,6 +69,7 @@ class ControlPlane:
         self._config, self._world, self._steps = config, world, steps
         schedule = schedule_of(config)
         self._gate = gate = LagGate(wiring.staleness_policy(config), schedule.lead)
+        admission = wiring.admission(config)
         ports = Ports(
             world.source,
             book,
@@ -74,9 +78,14 @@ class ControlPlane:
             world.clock,
             self._failure,
             self._updating,
+            admission,
         )
         self.book = book
         self.pool = RolloutPool(ports, wiring.pool_plan(config, steps))
+        self._watch: PressureWatch | None = None
+        if admission is not None and config.kv_high_watermark is not None:
+            fleet = world.weights.updater.fleet
+            self._watch = PressureWatch(admission, fleet.engines.values, self.pool, world.clock)
         around = Around(self.pool, world.evaluations, gate, world.phases, world.clock)
         self.updates = Updates(world.weights, schedule, around)
         freshness = Freshness(gate, self.updates.settled, self._failure)
@@ -104,6 +113,7 @@ class ControlPlane:
         checkpoint of the steps done."""
         self.updates.adopt(base, first)
         self.pool.release(first, base.root)
+        watch = None if self._watch is None else asyncio.ensure_future(self._watch.run())
         try:
             return await run_loop(self._parts, first, self._steps)
         except RunStopped:
@@ -113,6 +123,8 @@ class ControlPlane:
             await self._world.checkpoints.save(self.pool.step)
             raise
         finally:
+            if watch is not None:
+                await _stopped(watch)
             await self.updates.close()
             await self._world.evaluations.close()
             await self.pool.close()
@@ -126,3 +138,10 @@ class ControlPlane:
 
     def _updating(self) -> bool:
         return self.updates.under_way
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    """Ends what goes on beside the loop; raises what had ended it before."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

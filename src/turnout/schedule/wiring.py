@@ -10,6 +10,7 @@ from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Clock
 from turnout.protocol.sglang import SamplingParams
+from turnout.rollout.admission import Admission, AdmissionPlan
 from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
@@ -200,6 +201,16 @@ def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
         surplus="dropped" if config.surplus else "goes on",
         last_batch=config.last_batch,
     )
+
+
+def admission(config: RunConfig) -> Admission | None:
+    """What limits the groups in flight besides the slots; None: nothing."""
+    most, high = config.rollout_max_concurrency, config.kv_high_watermark
+    if most is None and high is None:
+        return None
+    most = config.slots if most is None else most
+    full = 1.0 if high is None else high
+    return Admission(AdmissionPlan(most, config.rollout_batch_size, config.max_staleness, full))
 
 
 def reward_runner(config: RunConfig, clock: Clock) -> RewardRunner:

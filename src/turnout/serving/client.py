@@ -29,6 +29,7 @@ from turnout.core.ports import Clock
 from turnout.protocol.sglang import (
     GenerateReply,
     GenerateRequest,
+    load_parts,
     load_total,
     parse_reply,
 )
@@ -157,6 +158,14 @@ class EngineClient:
         if total is None:
             raise self.fault(EngineError, "load", f"load report not understood: {str(row)[:200]}")
         return total
+
+    async def load_report(self, deadline_s: float) -> tuple[int, int, float]:
+        """Requests running, requests waiting, share of the KV cache in use; an unknown shape is an error."""
+        row = await self._call("/v1/loads", None, "load", deadline_s)
+        found = load_parts(row)
+        if found is None:
+            raise self.fault(EngineError, "load", f"load report not understood: {str(row)[:200]}")
+        return found
 
     async def update_from_disk(
         self, folder: str, label: str, deadline_s: float, load_format: str = "auto"

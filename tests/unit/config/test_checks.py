@@ -66,6 +66,11 @@ REFUSED = [
         "--deterministic trains groups strictly in order",
     ),
     (
+        ["--deterministic", "--engine-threads", "1", "--trainer-threads", "1", "--kv-high-watermark", "0.9"],
+        "--kv-high-watermark",
+        "depends on time",
+    ),
+    (
         [*ASYNC, "--max-lead", "0", "--rollout-window", "2"],
         "--max-lead",
         "31 slots cannot hold the 32 groups from one version to the next",

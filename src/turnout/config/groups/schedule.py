@@ -56,6 +56,22 @@ class ScheduleOptions(Options):
         unset="half of --rollout-batch-size, 1 with --deterministic",
         ge=1,
     )
+    rollout_max_concurrency: int | None = option(
+        None,
+        "Groups that may be in flight at once; the others wait for their turn in this process.",
+        unit="groups",
+        unset="all that have slots",
+        ge=1,
+    )
+    kv_high_watermark: float | None = option(
+        None,
+        "Share of an engine's KV cache in use above which fewer groups may be in flight: three quarters of them, "
+        "the newest are cut and go on later, until engines have room again. A queue longer than what runs counts "
+        "as well.",
+        unset="engines deal with it: they put requests back",
+        gt=0,
+        le=1,
+    )
     update_weights_interval: int = option(
         1, "Train steps from one published version to the next.", unit="steps", ge=1
     )
