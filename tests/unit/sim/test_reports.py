@@ -48,7 +48,7 @@ def test_over_sampling_keeps_every_promise(faults: bool) -> None:
         deterministic=False,
     )
     assert lags(report) == {0}
-    assert report.happened["groups"] > 14 * 20
+    assert report.happened["groups"] > 10 * 20, "more are sampled than the 20 steps train"
 
 
 def test_rol_07_rounds_that_are_skipped_keep_every_promise() -> None:
