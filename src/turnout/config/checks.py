@@ -204,6 +204,16 @@ def surplus_is_surplus(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--over-sampling-batch-size", str(given), reason, "leave it out with --deterministic")
 
 
+def partial_is_cut(c: RunConfig) -> Iterator[Fault]:
+    sampled = c.over_sampling_batch_size
+    if c.partial_rollout and (sampled is None or sampled <= c.rollout_batch_size):
+        reason = "no group is cut without more groups in flight than a step trains"
+        yield Fault("--partial-rollout", "", reason, "give --over-sampling-batch-size, or leave it out")
+    if c.mask_offpolicy_in_partial_rollout and not c.partial_rollout:
+        reason = "no response goes on in a later rollout"
+        yield Fault("--mask-offpolicy-in-partial-rollout", "", reason, "give --partial-rollout")
+
+
 def reward_path_form(c: RunConfig) -> Iterator[Fault]:
     path = c.custom_rm_path
     if path is None:
@@ -326,6 +336,7 @@ CHECKS: tuple[Check, ...] = (
     group_reward_is_whole,
     filter_is_on,
     surplus_is_surplus,
+    partial_is_cut,
     reward_path_form,
     eval_mode_done,
     eval_data_is_one,

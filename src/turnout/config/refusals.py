@@ -20,11 +20,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "offload": ("giving memory back between phases", "leave it out: both halves stay resident"),
     "offload_train": ("giving the trainer's memory back", "leave it out: the trainer stays resident"),
     "offload_rollout": ("giving the engines' memory back", "leave it out: the engines stay resident"),
-    "partial_rollout": (
-        "resuming cut trajectories in the next rollout",
-        "leave it out: each rollout is finished",
-    ),
-    "mask_offpolicy_in_partial_rollout": ("a part of partial rollouts", "leave it out"),
     "sglang_config": ("groups of engines from a file", "use --rollout-num-engines with the embedded engine"),
     "sglang_*": (
         "an option of SGLang under a flag of its own",

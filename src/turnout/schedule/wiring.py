@@ -185,11 +185,13 @@ def rollout_plan(config: RunConfig) -> SamplingPlan:
         config.rollout_request_timeout_s,
         config.min_group,
         config.rollout_max_context_len,
+        config.mask_offpolicy_in_partial_rollout,
         mask_kv_mixed=config.mask_kv_mixed,
     )
 
 
 def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
+    surplus = "kept" if config.partial_rollout else "dropped"
     return PoolPlan(
         per_step=config.rollout_batch_size,
         slots=config.slots,
@@ -198,7 +200,7 @@ def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
         sampling=rollout_plan(config),
         limits=CollectLimits(config.max_failed_groups, filter_plan(config)),
         deadline_s=config.rollout_timeout_s,
-        surplus="dropped" if config.surplus else "goes on",
+        surplus=surplus if config.surplus else "goes on",
         last_batch=config.last_batch,
     )
 

@@ -34,6 +34,8 @@ REFUSED = [
         "more than the seed",
     ),
     (["--max-lead", "2"], "--max-lead", "the lead of the sync schedule is fixed"),
+    (["--partial-rollout"], "--partial-rollout", "no group is cut without more groups in flight"),
+    (["--mask-offpolicy-in-partial-rollout"], "--mask-offpolicy-in-partial-rollout", "no response goes on"),
     (["--on-weight-update", "abort"], "--on-weight-update", "the sync schedule changes weights when nothing"),
     ([*ASYNC, *STOCK, "--on-weight-update", "continue"], "--on-weight-update", "SGLang does not say"),
     (

@@ -14,10 +14,18 @@ class RolloutOptions(Options):
     over_sampling_batch_size: int | None = option(
         None,
         "Prompts that are sampled for one rollout of --schedule sync: when --rollout-batch-size groups are "
-        "complete the rest is cut and dropped, counted as surplus.",
+        "complete the rest is cut and dropped, counted as surplus, or kept (--partial-rollout).",
         unit="prompts",
         unset="--rollout-batch-size",
         ge=1,
+    )
+    partial_rollout: bool = option(
+        False,
+        "Keep what --over-sampling-batch-size cuts: such groups go on from their tokens in the next rollout, "
+        "before new prompts.",
+    )
+    mask_offpolicy_in_partial_rollout: bool = option(
+        False, "What older weights made of a response that goes on in a later rollout carries no loss."
     )
     n_samples_per_prompt: int = option(8, "Samples of each prompt; together they are one group.", ge=1)
     rollout_max_response_len: int = option(256, "Longest response.", unit="tokens", ge=1)
