@@ -136,8 +136,9 @@ class RunConfig(
 
     @property
     def lag_bound(self) -> int:
-        """Greatest lag with which a token may train: what the lead allows, and --max-staleness keeps of it."""
-        return min(self.lead, self.max_staleness)
+        """Greatest lag with which a token may train: what the lead allows, and --max-staleness keeps of it. What
+        partial rollouts bring, only the latter bounds."""
+        return self.max_staleness if self.partial_rollout else min(self.lead, self.max_staleness)
 
     @property
     def drains(self) -> bool:

@@ -68,7 +68,8 @@ class ControlPlane:
     def __init__(self, config: RunConfig, world: World, book: GroupBook, steps: int | None) -> None:
         self._config, self._world, self._steps = config, world, steps
         schedule = schedule_of(config)
-        self._gate = gate = LagGate(wiring.staleness_policy(config), schedule.lead)
+        lead = None if config.partial_rollout else schedule.lead
+        self._gate = gate = LagGate(wiring.staleness_policy(config), lead)
         admission = wiring.admission(config)
         ports = Ports(
             world.source,
