@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from tests.process.run_process import TINY, ended, of_kind, start, train, wait_for
+from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger_check import problems
 from turnout.rollout.ledger_read import LedgerReader
 
@@ -42,6 +44,23 @@ def test_partial_rollouts_in_sync(tmp_path: Path) -> None:
     assert not [row for row in of_kind(run, "GroupDropped") if row["reason"] == "surplus"]
 
 
+def stopped_within_a_sample(run: Path, pid: int) -> bool:
+    """Holds the engine; whether samples of it are under way then, with tokens. Else lets it go on."""
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.5)  # what it had sent is in the ledger then
+    ledger = LedgerReader.of(run / "ledger.sqlite")
+    try:
+        for row in ledger.open_rows():
+            pieces = ledger.pieces(row.group_id) if row.state is GroupState.INFLIGHT else []
+            ended = {piece["member"] for piece in pieces if piece["finish"] != "abort"}
+            if any(p["member"] not in ended and p["engines"][0][1] == "engine-1" for p in pieces):
+                return True
+    finally:
+        ledger.close()
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
 def test_an_engine_is_killed_in_async_and_its_samples_go_on_elsewhere(tmp_path: Path) -> None:
     run = tmp_path / "run"
     engines = ("--rollout-num-engines", "2", "--min-engines", "1", "--engine-threads", "1")
@@ -51,6 +70,7 @@ def test_an_engine_is_killed_in_async_and_its_samples_go_on_elsewhere(tmp_path: 
     try:
         wait_for("two steps", lambda: len(of_kind(run, "GroupTrained")) >= 4, process)
         pid = next(row["pid"] for row in of_kind(run, "EngineReady") if row["engine"] == "engine-1")
+        wait_for("a sample in the middle on engine-1", lambda: stopped_within_a_sample(run, pid), process)
         os.kill(pid, signal.SIGKILL)
         status, _, err = ended(process)
     finally:
