@@ -150,10 +150,12 @@ class Sampler:
         turn, barren = ask.turn, 0
         while True:
             stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft))
-            if stop is not None:
-                return Finish.STOP
-            if ask.plan.left(len(ask.prompt.token_ids), len(draft)) <= 0:
-                return Finish.LENGTH
+            over = ask.plan.left(len(ask.prompt.token_ids), len(draft)) <= 0
+            if stop is not None or over:
+                made = len(draft)
+                finish = await self._ended(Finish.LENGTH if stop is None else Finish.STOP, draft, end)
+                if finish is not Finish.ABORT or len(draft) == made:  # else some were void: on from the rest
+                    return finish
             before, dead = len(draft), None
             engine = await self._engine(ask, turn, end)
             turn += 1
