@@ -37,7 +37,9 @@ def test_the_tests_of_a_report_exist_and_are_named_after_it(report: str) -> None
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", rows()[report])
     if not named:
         decided = (ROOT / "docs" / "decisions.md").read_text()
-        assert re.search(rf"^\*\*20\d\d-\d\d-\d\d\. [^*]*{report}", decided, re.MULTILINE), "no test, no decision"
+        assert re.search(rf"^\*\*20\d\d-\d\d-\d\d\. [^*]*{report}", decided, re.MULTILINE), (
+            "no test, no decision"
+        )
     for path, name in named:
         assert name in functions(ROOT / "tests" / path), path
         assert f"_{report.lower().replace('-', '_')}_" in name
