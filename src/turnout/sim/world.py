@@ -236,7 +236,9 @@ def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:
     """One world, from its beginning to what the checkers say of it."""
     base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="turnout-sim-", dir=base))
-    logging.getLogger("turnout").setLevel(logging.CRITICAL)
+    said = logging.getLogger("turnout")
+    level = said.level
+    said.setLevel(logging.CRITICAL)
     try:
         world = World(seed, plan, options, folder)
         try:
@@ -250,6 +252,7 @@ def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:
             world.record.broken(f"raised, and nobody looked: {type(fault).__name__}: {fault}")
         return _report(world)
     finally:
+        said.setLevel(level)
         shutil.rmtree(folder, ignore_errors=True)
 
 
