@@ -51,7 +51,7 @@ class DiskStore:
     def publish_file(self, path: Path, data: bytes) -> None:
         staged = self._staged(path, data)
         staged.replace(path)
-        _sync(path.parent)
+        self._sync(path.parent)
 
     def create_once(self, path: Path, data: bytes) -> bool:
         """A hard link of a synced file: atomic, and refused by the file system where the name exists."""
@@ -62,22 +62,19 @@ class DiskStore:
             return False
         finally:
             staged.unlink()
-        _sync(path.parent)
+        self._sync(path.parent)
         return True
 
     def publish_folder(self, staged: Path, final: Path) -> None:
         for path in sorted(staged.iterdir()):
-            _sync(path)
-        _sync(staged)
+            self._sync(path)
+        self._sync(staged)
         staged.rename(final)
-        _sync(final.parent)
+        self._sync(final.parent)
 
     def remove_tree(self, path: Path) -> None:
         """A folder or a file; renamed out of the way first, so that no reader meets half of it."""
-        doomed = path
-        if not path.name.startswith(".removed-"):
-            doomed = path.with_name(f".removed-{path.name}-{os.getpid()}")
-            path.rename(doomed)
+        doomed = self._aside(path)
         if doomed.is_dir():
             shutil.rmtree(doomed)
         else:
@@ -85,6 +82,12 @@ class DiskStore:
 
     def free_bytes(self, path: Path) -> int:
         return shutil.disk_usage(path).free
+
+    def _aside(self, path: Path) -> Path:
+        """What `remove_tree` is about to delete, under the name that it has then."""
+        if path.name.startswith(".removed-"):
+            return path
+        return path.rename(path.with_name(f".removed-{path.name}-{os.getpid()}"))
 
     def _staged(self, path: Path, data: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,10 +98,9 @@ class DiskStore:
             os.fsync(file.fileno())
         return staged
 
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def _sync(self, path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

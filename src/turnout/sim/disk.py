@@ -1,4 +1,4 @@
-"""The virtual disk: the Store port over a folder in memory, with full disks, torn writes and lost answers.
+"""The virtual disk: the real store over a folder in memory, with full disks, torn writes and lost answers.
 
 Owns the folder and what a kill leaves of it. Promises: nothing is synced, since a process that is killed loses
 nothing that it wrote; a kill in the middle of a write leaves half of it; after a kill the next life gets a copy as
@@ -8,16 +8,16 @@ it was at that instant, so that whatever the dead one's `finally` blocks still d
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from turnout.placement.real import DiskStore
 from turnout.sim.faults import Faults
 from turnout.sim.loop import Killed
 
 
-class VirtualDisk:
+class VirtualDisk(DiskStore):
     """One controller's view of the folder `root`. `kill` ends its life, and returns where that comes too late."""
 
     def __init__(
@@ -27,26 +27,11 @@ class VirtualDisk:
         self._full_until = 0.0
         self._made = 0
 
-    def read(self, path: Path) -> bytes:
-        return path.read_bytes()
-
-    def names(self, folder: Path) -> list[str]:
-        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-
-    def publish_file(self, path: Path, data: bytes) -> None:
-        self._staged(path, data).replace(path)
-
     def create_once(self, path: Path, data: bytes) -> bool:
-        staged = self._staged(path, data)
-        try:
-            os.link(staged, path)
-        except FileExistsError:
-            return False
-        finally:
-            staged.unlink()
-        if self._faults.hit("file_answer_lost", 0.02, "disk"):
+        made = super().create_once(path, data)
+        if made and self._faults.hit("file_answer_lost", 0.02, "disk"):
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return True
+        return made
 
     def publish_folder(self, staged: Path, final: Path) -> None:
         self._room(final)
@@ -55,26 +40,23 @@ class VirtualDisk:
             last = files[-1]
             last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
             self._end()
-        staged.rename(final)
+        super().publish_folder(staged, final)
         if self._faults.hit("torn_write", 0.02, "disk"):
             self._end()
-
-    def remove_tree(self, path: Path) -> None:
-        """As turnout.placement.real.DiskStore; a kill can come between the renaming and the end."""
-        doomed = path
-        if not path.name.startswith(".removed-"):
-            doomed = path.with_name(f".removed-{path.name}-0")
-            path.rename(doomed)
-        if self._faults.hit("torn_write", 0.01, "disk"):
-            self._end()
-        if doomed.is_dir():
-            shutil.rmtree(doomed)
-        else:
-            doomed.unlink()
 
     def free_bytes(self, path: Path) -> int:
         del path
         return 0 if self._now() < self._full_until else 1 << 40
+
+    def _aside(self, path: Path) -> Path:
+        """A kill can come between the renaming and the end."""
+        doomed = super()._aside(path)
+        if self._faults.hit("torn_write", 0.01, "disk"):
+            self._end()
+        return doomed
+
+    def _sync(self, path: Path) -> None:
+        """A process that is killed loses nothing that it wrote."""
 
     def _room(self, path: Path) -> None:
         """Raises OSError while the disk is full."""
