@@ -19,12 +19,13 @@ from unittest import mock
 
 from tests.update_worlds import Broken, run_world
 from turnout.serving.client import Attestation
+from turnout.sim.sabotage_weights import any_root_will_do, fence_is_forgotten, tentative_engines_stay
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.update import Update
 from turnout.transfer.updater import Updater
 from turnout.weights import update_machine as machine
 from turnout.weights.engine_machine import Engine, Fact
-from turnout.weights.update_machine import Abort, Attested, Commit, Failed, Fence, Phase, UpdateState
+from turnout.weights.update_machine import Abort, Commit, Failed, Fence, Phase, UpdateState
 
 Wrong = Callable[..., Any]
 KILLS_MIN = 3
@@ -49,22 +50,6 @@ def _too_few_are_enough(_real: Wrong) -> Wrong:
     return failed
 
 
-def _tentative_engines_stay(real: Wrong) -> Wrong:
-    def aborted(state: UpdateState, reason: str) -> Any:
-        ended, _ = real(state, reason)
-        return ended, (Abort(reason),)
-
-    return aborted
-
-
-def _any_root_will_do(real: Wrong) -> Wrong:
-    def outcome(self: Update, engine: Any, found: Any, version: Any) -> Any:
-        event = real(self, engine, found, version)
-        return Attested(engine.engine_id, version.root) if isinstance(event, Attested) else event
-
-    return outcome
-
-
 def _no_answer_is_a_good_one(real: Wrong) -> Wrong:
     def outcome(self: Update, engine: Any, found: Any, version: Any) -> Any:
         if isinstance(found, Exception):
@@ -72,10 +57,6 @@ def _no_answer_is_a_good_one(real: Wrong) -> Wrong:
         return real(self, engine, found, version)
 
     return outcome
-
-
-def _fence_is_forgotten(_real: Wrong) -> Wrong:
-    return lambda self, engine_id, label, reason: self._tentative.discard(engine_id)
 
 
 def _engines_that_move_are_asked(_real: Wrong) -> Wrong:
@@ -150,10 +131,10 @@ def _joins_cross(_real: Wrong) -> Wrong:
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "the first attestation commits": (machine, "_settled", _first_attestation_commits),
     "too few engines are enough": (machine, "_failed", _too_few_are_enough),
-    "tentative engines are not fenced": (machine, "_aborted", _tentative_engines_stay),
-    "any root will do": (Update, "_outcome", _any_root_will_do),
+    "tentative engines are not fenced": (machine, "_aborted", tentative_engines_stay),
+    "any root will do": (Update, "_outcome", any_root_will_do),
     "no answer counts as a good one": (Update, "_outcome", _no_answer_is_a_good_one),
-    "a fence is forgotten": (Fleet, "fence", _fence_is_forgotten),
+    "a fence is forgotten": (Fleet, "fence", fence_is_forgotten),
     "engines are asked while they change": (Fleet, "activate", _engines_that_move_are_asked),
     "a joiner is believed": (Updater, "_caught_up", _joiner_is_believed),
     "a joiner holds what is current when it has loaded": (

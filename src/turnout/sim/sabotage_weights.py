@@ -85,7 +85,9 @@ def _first_attestation_commits(_real: Any) -> Any:
     return settled
 
 
-def _any_root_will_do(real: Any) -> Any:
+def any_root_will_do(real: Any) -> Any:
+    """An engine that attests other weights has attested."""
+
     def outcome(self: Any, engine: Any, found: Any, version: Any) -> Any:
         event = real(self, engine, found, version)
         return Attested(engine.engine_id, version.root) if isinstance(event, Attested) else event
@@ -93,7 +95,9 @@ def _any_root_will_do(real: Any) -> Any:
     return outcome
 
 
-def _tentative_engines_stay(real: Any) -> Any:
+def tentative_engines_stay(real: Any) -> Any:
+    """An aborted update fences nobody."""
+
     def aborted(state: Any, reason: str) -> Any:
         ended, _ = real(state, reason)
         return ended, (Abort(reason),)
@@ -112,7 +116,8 @@ def _admits_before_attestation(_real: Any) -> Any:
     return join
 
 
-def _fence_is_forgotten(_real: Any) -> Any:
+def fence_is_forgotten(_real: Any) -> Any:
+    """A fenced engine goes on as it was."""
     return lambda self, engine_id, label, reason: self._tentative.discard(engine_id)
 
 
@@ -152,10 +157,10 @@ WEIGHT_SABOTAGES: dict[str, Sabotage] = {
         "one engine's attestation commits a version", machine, "_settled", _first_attestation_commits
     ),
     "any-root-will-do": Sabotage(
-        "an engine that attests other weights has attested", Update, "_outcome", _any_root_will_do
+        "an engine that attests other weights has attested", Update, "_outcome", any_root_will_do
     ),
     "tentative-engines-stay": Sabotage(
-        "an aborted update fences nobody", machine, "_aborted", _tentative_engines_stay
+        "an aborted update fences nobody", machine, "_aborted", tentative_engines_stay
     ),
-    "fence-forgotten": Sabotage("a fenced engine goes on as it was", Fleet, "fence", _fence_is_forgotten),
+    "fence-forgotten": Sabotage("a fenced engine goes on as it was", Fleet, "fence", fence_is_forgotten),
 }
