@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +76,7 @@ def open_database(path: Path | None) -> Database:
     if exclusive:
         log.info("%s lies on a network file system (%s): exclusive mode, rollback journal", path, kind)
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, cached_statements=256)
-    try:
+    with _closed_if_refused(connection, path):
         _check_kind(connection, path)
         fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if fault != "ok":
@@ -85,12 +87,6 @@ def open_database(path: Path | None) -> Database:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         _migrate(connection, str(path))
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise _refused(path, f"can't be read: {error}") from None
-    except DataError:
-        connection.close()
-        raise
     return Database(connection, path, exclusive)
 
 
@@ -99,18 +95,25 @@ def read_database(path: Path) -> Database:
     if not path.is_file():
         raise _refused(path, "there is no such file", "name the directory of a run")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
-    try:
+    with _closed_if_refused(connection, path):
         _check_kind(connection, path)
         version = _version(connection)
         if version != len(MIGRATIONS):
             raise _wrong_version(path, version)
+    return Database(connection, path)
+
+
+@contextmanager
+def _closed_if_refused(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """A file that is no good is told as a DataError, with its connection closed."""
+    try:
+        yield
     except sqlite3.DatabaseError as error:
         connection.close()
         raise _refused(path, f"can't be read: {error}") from None
     except DataError:
         connection.close()
         raise
-    return Database(connection, path)
 
 
 def file_system(folder: Path) -> str:
