@@ -20,6 +20,7 @@ from turnout.rollout.filters import BEST_OF_OTHERS, FilterRound
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.in_flight import InFlight
 from turnout.rollout.journal import TokenJournal
+from turnout.rollout.ledger_rows import group_id_of
 from turnout.rollout.pool_plan import NO_DATA, SURPLUS, PoolPlan, Ports, Taken
 from turnout.rollout.returning import Returning, masked
 from turnout.rollout.staleness import Fate
@@ -85,7 +86,7 @@ class RolloutPool:
         self._buffer.take_these(keys)
         groups = [*(self._groups.pop(key) for key in keys), *more]
         self._in_hand += len(groups)
-        if self.plan.surplus != "goes on" and len(groups) == count and self.plan.lead_groups == 0:
+        if self.plan.surplus != "goes on" and len(groups) == count:
             await self.cut()
             self._drop_surplus()
         return Taken(groups, self._failed.total(), self._round.total, why, self._is_last())
@@ -186,20 +187,15 @@ class RolloutPool:
         self._news.set()
 
     async def drain(self) -> None:
-        """Waits until nothing is in flight and nothing can be admitted; with a surplus, until the groups that lead
-        are complete, and cuts the rest."""
+        """Waits until nothing is in flight and nothing can be admitted."""
         end = self._ports.clock.now() + self.plan.deadline_s
-        keep = self.plan.surplus == "goes on"
         self._pump()
-        while self._running and (keep or self._buffer.complete_count < self.plan.lead_groups):
+        while self._running:
             self._check()
             self._news.clear()
             left = max(0.001, end - self._ports.clock.now())
             await self._ports.clock.within(left, f"rollouts to drain ({self._told()})", self._news.wait())
         self._check()
-        if self._running:
-            await self.cut()
-        self._drop_surplus()
 
     async def cut(self) -> None:
         """Stops what is in flight, keeps or drops it (`surplus`); nothing is admitted until the next commit, or
@@ -256,7 +252,7 @@ class RolloutPool:
         if self._charged >= self.plan.slots or self._wanted() <= 0:
             return None
         for ordinal, prompt in self._ports.source.take(1):
-            return RolloutGroup(f"g{ordinal:08d}.0", ordinal, 0, prompt)
+            return RolloutGroup(group_id_of(ordinal, 0), ordinal, 0, prompt)
         return None
 
     def _wanted(self) -> int:
@@ -319,9 +315,9 @@ class RolloutPool:
             self._partial[group.group_id] = group
 
     def _drop_surplus(self) -> None:
-        """Ends the complete groups beyond those that lead."""
+        """Ends the complete groups beside the batch: in the next one they would be a step old."""
         if self.plan.surplus == "dropped":
-            for key in self._buffer.complete_keys[self.plan.lead_groups :]:
+            for key in self._buffer.complete_keys:
                 self._drop(key, SURPLUS)
 
     def _drop(self, key: str, reason: str) -> None:

@@ -32,9 +32,8 @@ class CollectLimits:
 class PoolPlan:
     """`per_step` groups a step, `steps` steps in all (None: until the data ends), `deadline_s` for each `take`.
     `surplus` says what becomes of groups in flight when a step has its groups: they go on, or with more slots than
-    groups (over-sampling) are dropped or kept as they are until the next version is committed, when `lead_groups`
-    are complete beside them. `last_batch`: whether groups at the end of the data that don't fill a batch are to
-    be trained or dropped."""
+    groups (over-sampling) are dropped or kept as they are until the next version is committed. `last_batch`:
+    whether groups at the end of the data that don't fill a batch are to be trained or dropped."""
 
     per_step: int
     slots: int
@@ -44,7 +43,6 @@ class PoolPlan:
     limits: CollectLimits
     deadline_s: float
     surplus: str = "goes on"
-    lead_groups: int = 0
     last_batch: str = "train"
 
 

@@ -344,12 +344,11 @@ def test_a_users_filter_that_fails_ends_the_run_with_its_fault(tmp_path: Any, bo
     assert said in str(fault)
 
 
-@pytest.mark.parametrize(("lead_groups", "left"), [(0, 0), (2, 2)])
-def test_complete_groups_beyond_those_that_lead_are_surplus_too(lead_groups: int, left: int) -> None:
-    """In sync none lead: a group that is complete beside the batch would be a step old in the next."""
+def test_complete_groups_beside_the_batch_are_surplus_too() -> None:
+    """In the next batch they would be a step old."""
 
     async def use(bench: Bench, _engine: ScriptedEngine) -> Any:
-        pool = RolloutPool(bench.ports, replace(SURPLUS, slots=6, lead_groups=lead_groups))
+        pool = RolloutPool(bench.ports, replace(SURPLUS, slots=6))
         pool._pump()
         await quiet(pool)
         got = await pool.take(2)
@@ -359,7 +358,7 @@ def test_complete_groups_beyond_those_that_lead_are_surplus_too(lead_groups: int
         await pool.close()
         return ordinals(got), len(rest), bench.book.dropped["surplus"]
 
-    assert on(use) == ([0, 1], left, 4 - left)
+    assert on(use) == ([0, 1], 0, 4)
 
 
 SURPLUS = PoolPlan(2, 4, 3, None, plan(), NO_LIMITS, 20.0, surplus="dropped")
