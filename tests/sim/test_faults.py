@@ -7,6 +7,8 @@ import json
 import pytest
 
 from turnout.cli.main import main
+from turnout.core.errors import DeadlineExceeded
+from turnout.sim import simulate
 from turnout.sim.faults import KINDS
 from turnout.sim.simulate import Simulation, totals
 from turnout.sim.world import WorldOptions
@@ -43,6 +45,13 @@ def test_the_command_writes_its_report_and_says_what_failed(tmp_path, capsys):
     row = json.loads(report.read_text())
     assert sum(row[key] for key in KEYS[1:6]) > 0 and row["failing_seeds"]
     assert "replay: turnout simulate --seed" in capsys.readouterr().out
+
+
+def test_a_world_that_never_reports_is_named(monkeypatch):
+    """Its process may have died: a pool begins another, and never tells of the work that is gone."""
+    monkeypatch.setattr(simulate, "WORLD_S", 0.001)
+    with pytest.raises(DeadlineExceeded, match="the world of seed 3 "):
+        totals(Simulation(2, WorldOptions(), first=3, processes=2))
 
 
 def test_one_world_alone_shows_who_did_what(capsys):

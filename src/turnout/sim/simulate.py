@@ -1,6 +1,7 @@
 """Many worlds, one after another on every core, and what they came to.
 
-Promises: a seed gives the same world alone and among others; the report's keys are fixed (docs/guides/simulate.md).
+Promises: a seed gives the same world alone and among others; the report's keys are fixed (docs/guides/simulate.md);
+a world that gives no report within WORLD_S of real time, or whose process died, is named and ends the rest.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from multiprocessing.pool import IMapIterator
 from typing import Any
 
+from turnout.core.errors import DeadlineExceeded
 from turnout.sim.faults import KINDS
 from turnout.sim.record import COUNTS
 from turnout.sim.sabotage import sabotaged, switch_off
@@ -21,7 +24,7 @@ from turnout.sim.world import SeedReport, WorldOptions, run_seed
 
 SHOWN = 20  # failing seeds in a report
 TEXTS = 5  # failures of one of them
-CHUNK = 4  # seeds that a process takes at a time
+WORLD_S = 300.0  # a world takes about a second
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,12 @@ def simulate(simulation: Simulation) -> Iterator[SeedReport]:
         with nullcontext() if simulation.sabotage is None else sabotaged(simulation.sabotage):
             yield from _until(simulation, (run_seed(seed, simulation.options) for seed in seeds))
         return
-    context = multiprocessing.get_context("fork")
+    # processes forked from this one would inherit the locks that its threads hold, and could wait for them for ever
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["turnout.sim.world"])
     with context.Pool(processes, _begin, (simulation.sabotage,)) as pool:
-        jobs = ((seed, simulation.options) for seed in seeds)
-        yield from _until(simulation, pool.imap(_one, jobs, CHUNK))
+        reports = pool.imap(_one, ((seed, simulation.options) for seed in seeds))
+        yield from _until(simulation, (_within(reports, seed) for seed in seeds))
 
 
 def totals(simulation: Simulation) -> Totals:
@@ -103,6 +108,14 @@ def _until(simulation: Simulation, reports: Iterator[SeedReport]) -> Iterator[Se
         yield report
         if report.failures and simulation.until_failure:
             return
+
+
+def _within(reports: IMapIterator[SeedReport], seed: int) -> SeedReport:
+    """The next report, of this seed. A pool starts a process anew that died, but never tells what it worked on."""
+    try:
+        return reports.next(timeout=WORLD_S)
+    except multiprocessing.TimeoutError:
+        raise DeadlineExceeded(f"the world of seed {seed} (`--seed {seed}` runs it alone)", WORLD_S) from None
 
 
 def _begin(sabotage: str | None) -> None:
