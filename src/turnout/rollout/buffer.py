@@ -1,17 +1,20 @@
 """Which completed groups may be taken: first in, first out, but for a window. Pure.
 
-Owns the order of the groups that were admitted and not yet taken. Promise: at most `window` - 1 groups that were
-admitted later are ever taken before a group that is not complete: one slow group doesn't stop a batch at once, and
-a batch is no race that short answers win. A window of 1 is strict order.
+Owns the order of the groups that were admitted and not yet taken: by their places, the ordinals of their prompts,
+which all attempts at a prompt share. Promise: at most `window` - 1 groups with later places are ever taken before a
+group that is admitted and not complete: one slow group doesn't stop a batch at once, and a batch is no race that
+short answers win. A window of 1 is strict order.
 
-Only the oldest incomplete group can be in the way: whatever overtook a younger one overtook it too.
+Only the oldest incomplete group can be in the way: whatever overtook a younger one overtook it too. (An attempt
+that begins before all that wait may be taken for overtaken by what overtook these: that is stricter than the
+promise, and ends with the attempt.)
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterable
+from heapq import heappop, heappush
 
 
 class WindowBuffer:
@@ -19,8 +22,8 @@ class WindowBuffer:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._next = 0
-        self._waiting: OrderedDict[str, int] = OrderedDict()  # not complete: key -> place
+        self._waiting: dict[str, int] = {}  # not complete: key -> place
+        self._queue: list[tuple[int, str]] = []  # a heap of them, with some that wait no more
         self._places: dict[str, int] = {}  # complete: key -> place
         self._complete: list[tuple[int, str]] = []  # sorted
         self._overtakers: list[int] = []  # places that were taken before the oldest one that waits, sorted
@@ -37,9 +40,13 @@ class WindowBuffer:
         """The complete groups in the order in which they were admitted."""
         return [key for _, key in self._complete]
 
-    def admit(self, key: str) -> None:
-        self._waiting[key] = self._next
-        self._next += 1
+    def admit(self, key: str, place: int) -> None:
+        """A group begins; another attempt than this had the place, if any."""
+        self._waiting[key] = place
+        heappush(self._queue, (place, key))
+        at = bisect_left(self._overtakers, place)
+        if self._overtakers[at : at + 1] == [place]:  # it was taken, and is sent back
+            del self._overtakers[at]
 
     def complete(self, key: str) -> None:
         place = self._waiting.pop(key)
@@ -59,10 +66,10 @@ class WindowBuffer:
     @property
     def ready_count(self) -> int:
         """How many may be taken now."""
-        oldest = next(iter(self._waiting.values()), None)
+        oldest = self._oldest()
         if oldest is None:
             return len(self._complete)
-        room = self._window - 1 - len(self._overtakers)
+        room = max(0, self._window - 1 - len(self._overtakers))
         return min(len(self._complete), bisect_left(self._complete, (oldest,)) + room)
 
     def ready(self, count: int) -> list[str]:
@@ -87,14 +94,19 @@ class WindowBuffer:
             insort(self._overtakers, place)
         self._forget()
 
-    def pass_by(self) -> None:
-        """A group that was admitted here and taken before a resume: it counts as one that overtook who waits
-        longer."""
-        insort(self._overtakers, self._next)
-        self._next += 1
+    def pass_by(self, place: int) -> None:
+        """A group with this place was taken before a resume: it counts as one that overtook who waits longer."""
+        insort(self._overtakers, place)
         self._forget()
+
+    def _oldest(self) -> int | None:
+        """The place of the oldest one that waits."""
+        while self._queue and self._queue[0][1] not in self._waiting:
+            heappop(self._queue)
+        return self._queue[0][0] if self._queue else None
 
     def _forget(self) -> None:
         """Only those that overtook the oldest one that waits still count."""
-        oldest = next(iter(self._waiting.values()), self._next)
-        del self._overtakers[: bisect_left(self._overtakers, oldest)]
+        oldest = self._oldest()
+        gone = len(self._overtakers) if oldest is None else bisect_left(self._overtakers, oldest)
+        del self._overtakers[:gone]

@@ -22,7 +22,7 @@ from turnout.rollout.in_flight import InFlight
 from turnout.rollout.journal import TokenJournal
 from turnout.rollout.ledger_rows import group_id_of
 from turnout.rollout.pool_plan import NO_DATA, SURPLUS, PoolPlan, Ports, Taken
-from turnout.rollout.returning import Returning, masked
+from turnout.rollout.returning import Released, Returning, masked
 from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import GroupFailed
 
@@ -55,11 +55,10 @@ class RolloutPool:
         committed again."""
         self._returning, self._step = returning, step
         for one in returning.groups:
-            if one is None:
-                self._buffer.pass_by()
-            else:
-                self._admitted(one.group)
-                self._charged += 1
+            self._admitted(one.group)
+            self._charged += 1
+        for ordinal in returning.passed:
+            self._buffer.pass_by(ordinal)
 
     @property
     def step(self) -> int:
@@ -98,6 +97,10 @@ class RolloutPool:
         self._pump()
         while (keys := self._choice(count)) is None:
             self._check_take()
+            if self._idle and self._returning.waits and not self._ports.updating():
+                self._released(self._returning.first())
+                self._pump()
+                continue
             self._news.clear()
             what = f"the groups of step {self._step} ({self._told()})"
             await self._ports.clock.within(max(0.001, end - self._ports.clock.now()), what, self._news.wait())
@@ -128,7 +131,7 @@ class RolloutPool:
         self._pump()
 
     def send_back(self, group: RolloutGroup, cause: str) -> None:
-        """A group in hand is not trained: its prompt begins anew, in the slot that it has."""
+        """A group in hand is not trained: its prompt begins anew, with the slot and the place that it has."""
         again = self._ports.book.requeue(group.group_id, group.prompt, self._step, cause)
         self._in_hand -= 1
         self._admitted(again)
@@ -152,23 +155,27 @@ class RolloutPool:
         self.changed()
 
     def release(self, steps_done: int, root: str) -> None:
-        """Groups of a resume that waited for this version go on with what is asked for next. Those with tokens of
-        weights that came out otherwise end, or begin anew, or lose these tokens, by the policy."""
+        """Groups of a resume that waited for this version go on with what is asked for next."""
         for one in self._returning.committed(steps_done, root):
-            key, policy = one.group.group_id, self._returning.policy
-            if not one.foreign or policy is Fate.MASK:
-                self._go_on(masked(one.group, one.foreign), one.state)
-                continue
-            reason = f"tokens of {', '.join(sorted(one.foreign))}, which a resume made otherwise"
-            self._returning.spoil(key)
-            if policy is Fate.REPLAY:
-                again = self._ports.book.requeue(key, one.group.prompt, self._step, reason)
-                self._buffer.remove(key)
-                del self._groups[key]
-                self._admitted(again)
-                self._again.append(again)
-            else:
-                self._drop(key, reason)
+            self._released(one)
+
+    def _released(self, one: Released) -> None:
+        """A group of a resume waits no more. With tokens of weights that came out otherwise it ends, or begins anew
+        in its place, or loses these tokens, by the policy."""
+        key, policy = one.group.group_id, self._returning.policy
+        if not one.foreign or policy is Fate.MASK:
+            self._go_on(masked(one.group, one.foreign), one.state)
+            return
+        reason = f"tokens of {', '.join(sorted(one.foreign))}, which a resume made otherwise"
+        self._returning.spoil(key)
+        if policy is Fate.REPLAY:
+            again = self._ports.book.requeue(key, one.group.prompt, self._step, reason)
+            self._buffer.remove(key)
+            del self._groups[key]
+            self._admitted(again)
+            self._again.append(again)
+        else:
+            self._drop(key, reason)
 
     def _go_on(self, group: RolloutGroup, state: GroupState) -> None:
         key = group.group_id
@@ -236,7 +243,7 @@ class RolloutPool:
 
     def _admitted(self, group: RolloutGroup) -> None:
         self._groups[group.group_id] = group
-        self._buffer.admit(group.group_id)
+        self._buffer.admit(group.group_id, group.ordinal)
 
     def _run(self, group: RolloutGroup) -> None:
         keeper = self._journal.keeper(group)
@@ -341,7 +348,7 @@ class RolloutPool:
 
     def _no_more(self) -> bool:
         """Whether nothing more will come for this step; raises where it should."""
-        if self._running or self._fault is not None or self._held or not self._may_start():
+        if not self._idle:
             return self._fault is not None
         waits = self._returning.waits
         if not waits and (self._wanted() <= 0 or self._ports.source.exhausted):
@@ -352,7 +359,14 @@ class RolloutPool:
         failure = self._ports.failure()
         if failure is not None:
             raise failure
+        if waits:
+            return False
         raise InvariantBroken(f"step {self._step} waits for slots that nothing frees: {self._told()}")
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is in flight though something might be."""
+        return not self._running and self._fault is None and not self._held and self._may_start()
 
     def _check(self) -> None:
         if self._fault is not None:

@@ -14,7 +14,7 @@ none of the groups here is needed for (docs/guides/resume.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turnout.core.types import RolloutGroup, Trajectory
@@ -45,17 +45,18 @@ class Released:
 
 @dataclass
 class Returning:
-    """Those that wait. `groups` in the order in which they were admitted, with None for each one between them that
-    was trained before the checkpoint; `versions` as the ledger holds them, by label; `batches` the recorded ones by
-    step; `policy` says what becomes of tokens whose weights were not made again."""
+    """Those that wait. `groups` by ordinal; `versions` as the ledger holds them, by label; `batches` the recorded
+    ones by step; `policy` says what becomes of tokens whose weights were not made again; `passed` are the ordinals
+    of later groups than the oldest that is not complete that were trained before the checkpoint."""
 
-    groups: list[Returned | None] = field(default_factory=list[Returned | None])
+    groups: list[Returned] = field(default_factory=list[Returned])
     versions: Mapping[str, VersionRow] = field(default_factory=dict[str, VersionRow])
     batches: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     policy: Fate = Fate.REPLAY
+    passed: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self._waiting = [one for one in self.groups if one is not None]
+        self._waiting = list(self.groups)
         self._abandoned = {label for label, row in self.versions.items() if row.state == ABANDONED}
         self._made = {(row.step, row.root) for row in self.versions.values() if row.state == COMMITTED}
 
@@ -70,6 +71,12 @@ class Returning:
         free = [one for one in self._waiting if self._needs(one) <= steps_done]
         self._waiting = [one for one in self._waiting if self._needs(one) > steps_done]
         return [Released(one.group, one.state, self._foreign(one.group)) for one in free]
+
+    def first(self) -> Released:
+        """The oldest one goes on without its version, since that cannot be made without it: the batches before it
+        came out otherwise than they were recorded."""
+        one = self._waiting.pop(0)
+        return Released(one.group, one.state, self._foreign(one.group))
 
     def batch(self, step: int) -> tuple[str, ...] | None:
         """The groups of a step as they were recorded; None where it was not."""

@@ -23,7 +23,7 @@ from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_read import LedgerReader
-from turnout.rollout.ledger_rows import GroupRow, StoredGroup
+from turnout.rollout.ledger_rows import StoredGroup
 from turnout.rollout.ledger_schema import open_database
 from turnout.rollout.returning import Returned, Returning, due_step
 from turnout.rollout.staleness import Fate
@@ -33,7 +33,6 @@ from turnout.schedule.resume import Beginning
 L = TypeVar("L", bound=Ledger)
 RUN_ID = "run_id"
 log = logging.getLogger(__name__)
-Order = tuple[int, bool, int, int]
 
 
 def open_ledger(
@@ -66,19 +65,12 @@ def returning_groups(
     ledger = book.ledger
     book.roll_back(step)
     ledger.abandon_versions(step)
-    found = {_order(one.row): one for one in ledger.open_groups()}
-    unfinished = [key for key, one in found.items() if one.row.state is not GroupState.COMPLETED]
-    passed: set[Order] = set()
-    if unfinished:
-        first = min(unfinished)
-        rows = ledger.trained_from(min(key[2] for key in unfinished))
-        passed = {_order(row) for row in rows if _order(row) > first}
-    groups = [
-        _returned(found[key], prompt, step, interval) if key in found else None
-        for key in sorted([*found, *passed])
-    ]
+    found = ledger.open_groups()
+    unfinished = [one.row.ordinal for one in found if one.row.state is not GroupState.COMPLETED]
+    passed = [row.ordinal for row in ledger.trained_from(min(unfinished))] if unfinished else []
+    groups = [_returned(one, prompt, step, interval) for one in found]
     versions = {row.label: row for row in ledger.versions()}
-    return Returning(groups, versions, _batches(ledger, found, step), policy)
+    return Returning(groups, versions, _batches(ledger, found, step), policy, passed)
 
 
 def _returned(one: StoredGroup, prompt: Callable[[int], Prompt], step: int, interval: int) -> Returned:
@@ -89,20 +81,15 @@ def _returned(one: StoredGroup, prompt: Callable[[int], Prompt], step: int, inte
     return Returned(one.group(prompt(row.ordinal)), state, due_step(row.admitted, step, interval))
 
 
-def _batches(ledger: Ledger, found: dict[Order, StoredGroup], step: int) -> dict[int, tuple[str, ...]]:
+def _batches(ledger: Ledger, found: list[StoredGroup], step: int) -> dict[int, tuple[str, ...]]:
     """The batches from `step` on that can be trained as they were recorded."""
-    complete = {one.row.group_id for one in found.values() if one.row.state is GroupState.COMPLETED}
+    complete = {one.row.group_id for one in found if one.row.state is GroupState.COMPLETED}
     batches: dict[int, tuple[str, ...]] = {}
     while (batch := ledger.batch(step)) is not None and complete.issuperset(batch.group_ids):
         batches[step] = batch.group_ids
         complete.difference_update(batch.group_ids)
         step += 1
     return batches
-
-
-def _order(row: GroupRow) -> Order:
-    """Groups in the order in which they were admitted: prompts that were sent back follow a step's new ones."""
-    return row.admitted, row.attempt > 0, row.ordinal, row.attempt
 
 
 def _unusable(live: Path, run_id: str, copy: Path) -> str:

@@ -202,17 +202,19 @@ def slots_are_kept(record: WorldRecord) -> Iterator[Failure]:
 
 
 def the_window_is_kept(record: WorldRecord) -> Iterator[Failure]:
-    """In a life without a resume: at most window - 1 groups that were admitted later train before a group."""
-    admitted: dict[str, int] = {}
+    """In a life without a resume: at most window - 1 groups of later prompts train before a group. One that began
+    anew counts from the step after."""
+    since: dict[str, int] = {}
     trained: list[tuple[int, str]] = []
     for one in record.told:
         if one.life == 0 and isinstance(one.event, GroupTaken):
-            admitted[one.event.group] = len(admitted)
+            again = not one.event.group.endswith(".0")
+            since[one.event.group] = one.event.step if again else -1
         elif one.life == 0 and isinstance(one.event, GroupTrained):
             trained.append((one.event.step, one.event.group))
     for step, group in trained:
-        over = sum(s < step and admitted[g] > admitted[group] for s, g in trained if g in admitted)
-        if group in admitted and over > record.rules.window - 1:
+        over = sum(since[group] < s < step and g > group for s, g in trained)
+        if over > record.rules.window - 1:
             yield Failure(
                 INVARIANT,
                 f"{over} younger groups trained before {group}, the window is {record.rules.window}",

@@ -91,7 +91,7 @@ def test_the_buffer_does_what_a_dumb_one_does(window: int, operations: list[tupl
         open_keys = list(dumb.overtaken)
         key = open_keys[index % len(open_keys)] if open_keys else ""
         if operation == "admit":
-            buffer.admit(f"g{number}")
+            buffer.admit(f"g{number}", number)
             dumb.overtaken[f"g{number}"] = 0
         elif operation == "take":
             assert len(buffer.ready(99)) == buffer.ready_count
@@ -105,3 +105,38 @@ def test_the_buffer_does_what_a_dumb_one_does(window: int, operations: list[tupl
             dumb.complete.add(key)
         assert len(buffer) == len(dumb.overtaken)
         assert buffer.complete_count == len(dumb.complete & dumb.overtaken.keys())
+
+
+AGAIN = st.lists(
+    st.tuples(st.sampled_from(["admit", "admit", "complete", "take", "back"]), st.integers(0, 9))
+)
+
+
+@given(st.integers(1, 4), AGAIN)
+def test_no_attempt_is_overtaken_more_often_than_the_window_says(
+    window: int, operations: list[tuple[str, int]]
+) -> None:
+    """Groups that were taken come back at their place as new attempts; at the end all that is complete is ready."""
+    buffer, waiting, taken = WindowBuffer(window), dict[str, int](), list[int]()
+    overtaken, places = dict[str, int](), dict[str, int]()
+    for number, (operation, index) in enumerate(operations):
+        key = f"g{number}"
+        if operation in ("admit", "back"):
+            if operation == "back" and not taken:
+                continue
+            places[key] = number if operation == "admit" else taken.pop(index % len(taken))
+            waiting[key], overtaken[key] = places[key], 0
+            buffer.admit(key, places[key])
+        elif operation == "complete" and waiting:
+            done = list(waiting)[index % len(waiting)]
+            del waiting[done]
+            buffer.complete(done)
+        elif operation == "take":
+            for one in buffer.take(index):
+                taken.append(places[one])
+                for other, place in waiting.items():
+                    overtaken[other] += place < places[one]
+    assert all(count <= window - 1 for count in overtaken.values())
+    for key in list(waiting):
+        buffer.complete(key)
+    assert buffer.ready_count == len(buffer)
