@@ -219,7 +219,7 @@ async def run_plane(
     nothing, trainer, phases = Nothing(), PacedTrainer(setting, clock), Phases(clock)
     policy = UpdatePolicy(drained=config.drains)
     updater = Updater(NamedVersions(clock, setting.publish_s), clients, nothing, clock, policy)
-    routes = Routes(updater.fleet.routable, updater.fleet.standing)
+    routes = Routes(updater.fleet.routable, updater.fleet.standing, updater.fleet.changed)
     sampler = Sampler(routes, Decoder(), clock)
     generator = Generator(sampler, RewardRunner(paced_reward(setting, clock), clock, config.reward_timeout_s))
     count = setting.steps * setting.groups * 2

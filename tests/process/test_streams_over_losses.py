@@ -191,7 +191,7 @@ def test_an_update_in_the_middle(engines, models, tmp_path, policy):
     async def main() -> None:
         run = Deployment(engines[0], models, tmp_path, policy)
         fleet, client = run.updater.fleet, run.updater.fleet.engines["e0"]
-        work = Work(engines[:1], lambda: Routes(fleet.routable, fleet.standing))
+        work = Work(engines[:1], lambda: Routes(fleet.routable, fleet.standing, fleet.changed))
         try:
             await run.updater.adopt(run.base, 20.0)
             keep = Keep()

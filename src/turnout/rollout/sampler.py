@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from turnout.core.errors import EngineBusy, EngineDead, VersionUnmet, WeightError
+from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, VersionUnmet, WeightError
 from turnout.core.ports import Clock
 from turnout.core.rng import IdSource, random_id
 from turnout.core.types import Finish, Prompt, Trajectory
@@ -57,13 +57,19 @@ def _committed(_label: str, _engine_id: str) -> Standing:
     return Standing.COMMITTED
 
 
+async def _unchanging() -> None:
+    await asyncio.Event().wait()
+
+
 @dataclass(frozen=True)
 class Routes:
     """`routable`: the engines that may be asked now, in a fixed order; raises WeightError where there is none.
-    `standing`: what became of the version of a label that this engine named."""
+    `standing`: what became of the version of a label that this engine named. `changed` waits until either may give
+    another answer."""
 
     routable: Callable[[], Sequence[EngineClient]]
     standing: Callable[[str, str], Standing] = _committed
+    changed: Callable[[], Awaitable[None]] = _unchanging
 
 
 class Cut:
@@ -191,9 +197,19 @@ class Sampler:
             except WeightError as fault:
                 if ask.plan.version:
                     raise VersionUnmet("none", "none", "", str(fault)) from fault
-                if self._clock.now() + BUSY_PAUSE_S >= end:
+                if not await self._changed(end):
                     raise EngineBusy("none", "rollout", "none", str(fault)) from fault
-            await self._clock.sleep(BUSY_PAUSE_S)
+
+    async def _changed(self, end: float) -> bool:
+        """Waits for news of the engines; False where none comes before `end`."""
+        left = end - self._clock.now()
+        if left <= 0:
+            return False
+        try:
+            await self._clock.within(left, "news of the engines", self._routes.changed())
+        except DeadlineExceeded:
+            return False
+        return True
 
     async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, end: float) -> Finish:
         """One request for what is missing; tried again while the engine is busy."""
@@ -240,14 +256,13 @@ class Sampler:
     async def _ended(self, finish: Finish, draft: Draft, end: float) -> Finish:
         """The finish once every token's version is committed; ABORT where one never will be."""
         while (standing := draft.settle()) is Standing.TENTATIVE:
-            if self._clock.now() + BUSY_PAUSE_S >= end:
+            if not await self._changed(end):
                 return Finish.ABORT
-            await self._clock.sleep(BUSY_PAUSE_S)
         return finish if standing is Standing.COMMITTED else Finish.ABORT
 
     async def _fenced(self, engine: EngineClient, end: float) -> None:
         """Waits a while for an engine that seems gone to be fenced: who watches it decides, not one request."""
         end = min(end, self._clock.now() + GONE_S)
         with contextlib.suppress(WeightError):  # none is left: it is fenced too
-            while engine in self._routes.routable() and self._clock.now() + BUSY_PAUSE_S < end:
-                await self._clock.sleep(BUSY_PAUSE_S)
+            while engine in self._routes.routable() and await self._changed(end):
+                pass

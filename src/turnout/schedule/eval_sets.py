@@ -70,7 +70,9 @@ def make_evaluations(
     def pinned() -> list[EngineClient]:
         return updater.fleet.routable(VersionConstraint(current()[0].label, exact=True))
 
-    generator = Generator(Sampler(Routes(pinned), decoder, world.clock, world.ids), rewards)
+    generator = Generator(
+        Sampler(Routes(pinned, changed=updater.fleet.changed), decoder, world.clock, world.ids), rewards
+    )
     return EvalRuns(plan, EvalMeans(generator, rewards, SeedTree(*EVAL_SEEDS)), world, current)
 
 

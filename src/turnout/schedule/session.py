@@ -276,7 +276,7 @@ class Session:
         self._engines.sort(key=lambda engine: engine.engine_id)
 
     def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
-        routes = Routes(updater.fleet.routable, updater.fleet.standing)
+        routes = Routes(updater.fleet.routable, updater.fleet.standing, updater.fleet.changed)
         pace = Pace(self.config.token_journal_interval)
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
 

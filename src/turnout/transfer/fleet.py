@@ -7,6 +7,7 @@ asked in no further one until it joins anew.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -34,9 +35,8 @@ class Fleet:
         self.min_engines = len(engines) if min_engines is None else min_engines
         self.max_engine_lag = max_engine_lag
         self._current: Held | None = None
-        self._routable: list[EngineClient] | None = (
-            None  # of requests without a minimum; None: to be found anew
-        )
+        self._routable: list[EngineClient] | None = None  # without a minimum; None: to be found anew
+        self._next = asyncio.Event()
         self._events = events
         self.lives = Counter[str]()  # by engine, how often all that was known of it became void
         self._failures = Counter[str]()
@@ -50,7 +50,18 @@ class Fleet:
 
     @current.setter
     def current(self, held: Held) -> None:
-        self._current, self._routable = held, None
+        self._current = held
+        self._change()
+
+    async def changed(self) -> None:
+        """Waits until engines may have become routable, or versions committed or void. Look first, then wait."""
+        await self._next.wait()
+
+    def _change(self) -> None:
+        """Whoever waits looks again; one wake-up, however much changes before they can."""
+        self._routable = None
+        before, self._next = self._next, asyncio.Event()
+        before.set()
 
     @property
     def fenced(self) -> set[str]:
@@ -65,7 +76,7 @@ class Fleet:
 
     def add(self, engine: EngineClient) -> None:
         """A new engine, or one that started again: nothing is known of it, its failures are forgotten."""
-        self._routable = None
+        self._change()
         self.engines[engine.engine_id] = engine
         self.lives[engine.engine_id] += 1
         engine.holds = None
@@ -77,13 +88,13 @@ class Fleet:
 
     def activate(self, engine_id: str) -> None:
         """The engine is told to change its weights: it takes no request until that is committed."""
-        self._routable = None
+        self._change()
         self._tentative.add(engine_id)
 
     def fence(self, engine_id: str, label: str, reason: str) -> None:
         """No request goes to the engine until it holds a committed version again; `label` names the version that
         it failed to take (empty: none)."""
-        self._routable = None
+        self._change()
         self.engines[engine_id].holds = None
         self.lives[engine_id] += 1
         self._tentative.discard(engine_id)
@@ -98,7 +109,7 @@ class Fleet:
     def hold(self, engine_id: str, held: Held) -> None:
         """The engine attested a version that is committed."""
         self._proved.setdefault(engine_id, deque(maxlen=PROVED_KEPT)).append(held.version.label)
-        self._routable = None
+        self._change()
         self.engines[engine_id].holds = held
         self._tentative.discard(engine_id)
         self._failures.pop(engine_id, None)

@@ -96,7 +96,8 @@ class Bench:
 
         self.rewards = RewardRunner(score, RealClock())
         clients = [engine.client(self.clock) for engine in engines]
-        self.generator = Generator(Sampler(Routes(lambda: clients), Numbers(), self.clock), self.rewards)
+        routes = Routes(lambda: clients, changed=lambda: self.clock.sleep(0.2))
+        self.generator = Generator(Sampler(routes, Numbers(), self.clock), self.rewards)
         self.ports = Ports(self.source, self.book, self.generator, SEEDS, self.clock)
 
     async def collect(

@@ -76,7 +76,13 @@ class World:
         def routable() -> Sequence[Any]:
             return self.routable()
 
-        routes = Routes(routable, lambda label, _engine: self.standing.get(label, Standing.COMMITTED))
+        def standing(label: str, engine: str) -> Standing:
+            return self.standing.get(label, Standing.COMMITTED)
+
+        async def changed() -> None:
+            await self.clock.sleep(0.2)
+
+        routes = Routes(routable, standing, changed)
         self.sampler = Sampler(routes, Numbers(), self.clock, pace=pace)
         return self.sampler
 

@@ -308,7 +308,7 @@ def test_another_engine_makes_the_sample_of_one_that_is_fenced() -> None:
             asked = iter(
                 [clients, clients]
             )  # whoever watches the engines fences the first one after a moment
-            routes = Routes(lambda: next(asked, clients[1:]))
+            routes = Routes(lambda: next(asked, clients[1:]), changed=lambda: asyncio.sleep(0))
             generator = Generator(Sampler(routes, Numbers(), bench.clock), bench.rewards)
             gone.script("/generate", RESET)
             made = await generator.sample(prompts(1)[0], plan(), 5, 0)
