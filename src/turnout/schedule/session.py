@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
 from turnout.core.errors import EngineDead, LedgerError, OwnerLost, RunStopped, TurnoutError
-from turnout.core.events import EngineLost, EngineReady, RunEnded, RunStarted
+from turnout.core.events import EngineLost, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.observe.eventlog import EventLog
 from turnout.observe.metrics import MetricsLog, read_metrics
 from turnout.observe.panel import Panel
-from turnout.observe.run_view import EngineView
 from turnout.rollout.book import GroupBook
 from turnout.rollout.draft import Pace
 from turnout.rollout.ledger_owner import Claim
@@ -52,6 +53,7 @@ from turnout.schedule.resume import (
     standing_versions,
 )
 from turnout.schedule.resume_ledger import open_ledger, returning_groups
+from turnout.schedule.run_engines import RunEngines, Watch
 from turnout.schedule.run_record import RunRecord
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.weight_plane import (
@@ -67,10 +69,8 @@ from turnout.transfer.updater import Updater
 from turnout.weights.stock_checksums import stock_checksums
 
 log = logging.getLogger(__name__)
-LAST_WORDS_S = 2.0
 TICK_S = 0.5
 SUPERSEDED = "superseded"  # by a later incarnation: nothing more is written
-Lost = Callable[[EngineDead], None]
 
 
 @dataclass
@@ -99,7 +99,6 @@ class Session:
         self._beginning = find_beginning(paths, record.run_id, files)
         self.outcome = RunOutcome()
         self._phases = Phases(clock)
-        self._engines: list[Engine] = []
         self.limits = RunLimits(config, paths.root, clock, self._ends)
 
     def _ends(self, status: str, reason: str) -> None:
@@ -116,6 +115,7 @@ class Session:
             told = earlier_events(paths.events)
             points = earlier_points(told, opening)
             events = stack.enter_context(EventLog(paths.events, self._clock, take_over=True))
+            self._engines = RunEngines(partial(self._launch, inputs.model), events, self._clock)
             board = paths.tensorboard if self.config.tensorboard else None
             metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))
             stack.enter_context(panel)
@@ -159,8 +159,8 @@ class Session:
         config, events, book, reporter = self.config, written.events, written.book, written.reporter
         trainer = TrainerThread(self._clock, config.train_step_timeout_s)
         try:
-            await self._start(inputs, trainer, events)
-            clients = [engine.client for engine in self._engines]
+            await self._start(inputs, trainer)
+            clients = self._engines.clients
             store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
             await check_engines(config, clients)
             incarnation, data = self._beginning.incarnation, inputs.fingerprints[0]
@@ -197,7 +197,7 @@ class Session:
                 reporter.restore(read_metrics(self.paths.metrics), evals.rows())
                 self.outcome.seconds_training = sum(reporter.curves.seconds)
                 checkpoints.saved = self._beginning.step
-            sources = Sources(self._engine_views, evals.curve, evals.rows, lambda: published.last)
+            sources = Sources(self._engines.views, evals.curve, evals.rows, lambda: published.last)
             reporter.open(config.run_name or "run", inputs.steps, sources)
 
             def lost(fault: EngineDead) -> None:
@@ -211,7 +211,7 @@ class Session:
             finally:
                 stopper.cancel()
             if evals.kept:  # on an engine of their own, when those of the run are gone
-                await asyncio.gather(*(engine.stop() for engine in self._engines))
+                await self._engines.stop()
                 await score_kept(config, evals, self.paths.weights, inputs.model, self._files)
                 reporter.tick()  # writes the points
             self.outcome.final_folder = final_checkpoint(self.paths.weights, self._current(updater))
@@ -250,76 +250,44 @@ class Session:
         what = "the base weights to be digested as SGLang does"
         return await trainer.call(what, lambda t: stock_checksums(t.export(), stock))
 
-    async def _start(self, inputs: RunInputs, trainer: TrainerThread, events: EventLog) -> None:
+    async def _launch(self, model: Path, index: int) -> Engine:
+        config, folders = self.config, (self.paths.engines, self.paths.weights)
+        if config.engine == "sglang":
+            return await launch_sglang(wiring.sglang_launch(config, index, model, folders[0]), self._clock)
+        return await launch(wiring.engine_launch(config, index, model, folders), self._clock)
+
+    async def _start(self, inputs: RunInputs, trainer: TrainerThread) -> None:
         """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""
         config = self.config
         self.paths.weights.mkdir(parents=True, exist_ok=True)
 
-        async def engine(index: int) -> None:
-            if config.engine == "sglang":
-                stock = wiring.sglang_launch(config, index, inputs.model, self.paths.engines)
-                started: Engine = await launch_sglang(stock, self._clock)
-            else:
-                folders = (self.paths.engines, self.paths.weights)
-                spec = wiring.engine_launch(config, index, inputs.model, folders)
-                started = await launch(spec, self._clock)
-            self._engines.append(started)
-            url, pid = started.client.address.url, started.process.pid
-            events.emit(EngineReady(started.engine_id, url, pid, started.client.version))
-
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
-        jobs = [trainer.start(settings), *(engine(index) for index in range(config.rollout_num_engines))]
+        jobs = [trainer.start(settings), *map(self._engines.start, range(config.rollout_num_engines))]
         results = await asyncio.gather(*jobs, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        self._engines.sort(key=lambda engine: engine.engine_id)
 
     def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
         routes = Routes(updater.fleet.routable, updater.fleet.standing, updater.fleet.changed)
         pace = Pace(self.config.token_journal_interval)
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
 
-    async def _supervised(self, work: object, reporter: RunReporter, lost: Lost) -> None:
-        """Runs `work` beside a watch on every engine process. A death is told to `lost`; with fewer engines left
-        than an update needs (--min-engines) it ends the run."""
-        assert asyncio.iscoroutine(work)
-        main = asyncio.ensure_future(work)
-        probe = HealthProbe(
-            self.config.rollout_health_check_interval, self.config.rollout_health_check_timeout
-        )
-        watches = {
-            asyncio.ensure_future(watch)
-            for engine in self._engines
-            for watch in (engine.dies(self._phase), engine.hangs(self._phase, probe, self._clock))
-        }
-        deaths, gone = set(watches), set[str]()
+    async def _supervised(
+        self, work: Coroutine[Any, Any, None], reporter: RunReporter, lost: Callable[[EngineDead], None]
+    ) -> None:
+        """Runs `work` beside a watch on every engine. A death is told to `lost`; with fewer engines left than an
+        update needs (--min-engines) it ends the run."""
+        config = self.config
+        probe = HealthProbe(config.rollout_health_check_interval, config.rollout_health_check_timeout)
+        needed = config.rollout_num_engines if config.min_engines is None else config.min_engines
         ticker = asyncio.ensure_future(self._tick(reporter))
         try:
-            while not main.done():
-                await asyncio.wait({main, *deaths}, return_when=asyncio.FIRST_COMPLETED)
-                if main.done() and main.exception() is not None and deaths:
-                    # A cut connection is often the first sign of a death; the process tells more.
-                    await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
-                for death in [death for death in deaths if death.done()]:
-                    deaths.discard(death)
-                    fault = death.result()
-                    if fault.engine_id not in gone:
-                        gone.add(fault.engine_id)
-                        self._check_enough(fault, len(gone))
-                        lost(fault)
-            main.result()
+            await self._engines.during(work, Watch(probe, needed, self._phase, lost))
         finally:
-            for task in (main, ticker, *watches):
-                task.cancel()
-            await asyncio.gather(main, ticker, *watches, return_exceptions=True)
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
             reporter.tick()  # the last evaluation came after the last step
-
-    def _check_enough(self, fault: EngineDead, gone: int) -> None:
-        """Raises the death of an engine that the run cannot do without."""
-        needed = self.config.min_engines
-        if needed is None or len(self._engines) - gone < needed:
-            raise fault
 
     def _phase(self) -> str:
         return self._phases.current
@@ -331,9 +299,7 @@ class Session:
 
     async def _take_down(self, events: EventLog, book: GroupBook) -> None:
         """What is open when a run has finished is dropped; after any other end a resume goes on with it."""
-        stopped = await asyncio.gather(*(engine.stop() for engine in self._engines), return_exceptions=True)
-        leftovers = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
-        leftovers += [f"process {e.process.pid}" for e in self._engines if e.process.alive]
+        leftovers = await self._engines.stop()
         try:
             with book.transaction():
                 for group in list(book.open_groups) if self.outcome.status == "finished" else ():
@@ -347,16 +313,7 @@ class Session:
             if self.outcome.status != SUPERSEDED:
                 events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
 
-    def _engine_views(self) -> tuple[EngineView, ...]:
-        return tuple(EngineView(e.engine_id, _state_of(e), e.client.version) for e in self._engines)
-
     @staticmethod
     def _current(updater: Updater) -> WeightVersion:
         assert updater.current is not None, "the base version is adopted before anything asks"
         return updater.current
-
-
-def _state_of(engine: Engine) -> str:
-    if not engine.process.alive:
-        return "dead"
-    return "fenced" if engine.client.holds is None and engine.client.version != "none" else "ready"
