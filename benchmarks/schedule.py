@@ -80,7 +80,7 @@ class FirstCome(WindowBuffer):
 
 def first_come(plane: ControlPlane) -> None:
     """No window, and so no bound on the lag either."""
-    plane.pool._buffer = FirstCome(1)
+    plane.pool._open.order = FirstCome(1)
     plane._parts.gate.lead = None
 
 

@@ -49,11 +49,10 @@ def main(folder: Path) -> None:
         left = {row.ordinal: row.state for row in ledger.open_rows()}
         while True:
             for ordinal, state in sorted(left.items()):
-                name = fresh(ordinal).group_id
                 if state is GroupState.PARTIAL:
-                    book.resume(name)
+                    book.resume(fresh(ordinal))
                 elif state is GroupState.WAITING:
-                    book.start(name)
+                    book.start(fresh(ordinal).group_id)
                 if state is not GroupState.COMPLETED:
                     grow(ledger, book, ordinal)
             groups = [whole(ordinal, MEMBERS, TOKENS) for ordinal in sorted(left)]

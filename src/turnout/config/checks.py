@@ -196,9 +196,6 @@ def surplus_is_surplus(c: RunConfig) -> Iterator[Fault]:
     elif c.schedule == "async":
         reason = "in --schedule async the slots are what is sampled beyond a batch"
         yield Fault("--over-sampling-batch-size", str(given), reason, "leave it out, or raise --max-lead")
-    elif c.schedule == "pipelined":
-        reason = "not yet done: over-sampling beside training"
-        yield Fault("--over-sampling-batch-size", str(given), reason, "leave it out, or use --schedule sync")
     elif c.deterministic and given > batch:
         reason = "which groups are complete first depends on the clock"
         yield Fault("--over-sampling-batch-size", str(given), reason, "leave it out with --deterministic")

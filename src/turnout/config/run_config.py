@@ -155,8 +155,8 @@ class RunConfig(
     @property
     def window(self) -> int:
         """W of turnout.core.slots."""
-        if self.surplus:
-            return self.rollout_batch_size + 1  # all of a batch may be complete before the slowest group
+        if self.surplus:  # all groups of a version may be complete before the slowest
+            return max(1, self.lead) * self.rollout_batch_size + 1
         if self.schedule != "async" or self.deterministic:
             return 1
         half = max(1, self.rollout_batch_size // 2) if self.lead > self.max_engine_lag else 1
@@ -171,7 +171,7 @@ class RunConfig(
     def slots(self) -> int:
         """B of turnout.core.slots."""
         if self.surplus:
-            return self.rollout_batch_size + self.surplus
+            return (self.lead + 1) * self.rollout_batch_size + self.surplus
         return self.most_slots if self.rollout_slots is None else self.rollout_slots
 
     @property

@@ -79,10 +79,11 @@ class GroupCut(Event):
 
 @dataclass(frozen=True)
 class GroupResumed(Event):
-    """Goes on from the tokens that it has."""
+    """Goes on from the tokens that it has; `samples` of it have some and have not ended."""
 
     group: str
     tokens: int
+    samples: int = 0
 
 
 @dataclass(frozen=True)

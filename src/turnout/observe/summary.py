@@ -78,8 +78,9 @@ def write_summary(store: Store, path: Path, summary: RunSummary) -> None:
 
 def lag_summary(events: Iterable[Event]) -> dict[str, Any]:
     """How old the trained tokens were, and what was too old: `lag` (`max`, `mean_token_weighted`, `histogram` of
-    tokens by lag), `masked_tokens`, `evicted` groups, `replayed` ones among them, `partial_resumes`. A step that
-    was trained again after a resume counts once, as it was trained last."""
+    tokens by lag), `masked_tokens`, `evicted` groups, `replayed` ones among them, `partial_resumes`: samples that
+    went on from their tokens after their group was cut, once for each time. A step that was trained again after a
+    resume counts once, as it was trained last."""
     log = as_one(list(events))
     steps = of_kind(log, StepTrained)
     tokens: Counter[int] = Counter()
@@ -97,7 +98,7 @@ def lag_summary(events: Iterable[Event]) -> dict[str, Any]:
         "replayed": replayed,
         "evicted": replayed + dropped,
         "masked_tokens": sum(step.masked for step in steps),
-        "partial_resumes": len(of_kind(log, GroupResumed)),
+        "partial_resumes": sum(event.samples for event in of_kind(log, GroupResumed)),
     }
 
 

@@ -60,11 +60,12 @@ class GroupBook:
             self._move(group_id, GroupEvent.CUT)
             self._tell(GroupCut(group_id, self.ledger.token_count(group_id)))
 
-    def resume(self, group_id: str) -> None:
+    def resume(self, group: RolloutGroup) -> None:
         """It goes on from its tokens."""
+        name, begun = group.group_id, sum(t.partial and len(t.response_ids) > 0 for t in group.trajectories)
         with self.transaction():
-            self._move(group_id, GroupEvent.RESUME)
-            self._tell(GroupResumed(group_id, self.ledger.token_count(group_id)))
+            self._move(name, GroupEvent.RESUME)
+            self._tell(GroupResumed(name, self.ledger.token_count(name), begun))
 
     def complete(self, group: RolloutGroup) -> None:
         """All members are generated and scored; they are stored."""

@@ -31,9 +31,10 @@ class CollectLimits:
 @dataclass(frozen=True)
 class PoolPlan:
     """`per_step` groups a step, `steps` steps in all (None: until the data ends), `deadline_s` for each `take`.
-    `surplus` says what becomes of groups in flight when a step has its groups: they go on, or with more slots than
-    groups (over-sampling) are dropped or kept as they are until the next version is committed. `last_batch`:
-    whether groups at the end of the data that don't fill a batch are to be trained or dropped."""
+    `surplus` groups are sampled beyond those that train (over-sampling). Where rollouts go on beside training
+    (`beside`) the rest is cut before new weights are put into place, once the next batch is complete; else when a
+    step has its groups. It is kept (`partial`) or dropped. `last_batch`: whether groups at the end of the data
+    that don't fill a batch are to be trained or dropped."""
 
     per_step: int
     slots: int
@@ -42,8 +43,15 @@ class PoolPlan:
     sampling: SamplingPlan
     limits: CollectLimits
     deadline_s: float
-    surplus: str = "goes on"
+    surplus: int = 0
+    beside: bool = False
+    partial: bool = False
     last_batch: str = "train"
+
+    @property
+    def drops_cut(self) -> bool:
+        """Whether a group that is cut ends by that."""
+        return self.surplus > 0 and not self.partial
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,6 @@ def rollout_plan(config: RunConfig) -> SamplingPlan:
 
 
 def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
-    surplus = "kept" if config.partial_rollout else "dropped"
     return PoolPlan(
         per_step=config.rollout_batch_size,
         slots=config.slots,
@@ -200,7 +199,9 @@ def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
         sampling=rollout_plan(config),
         limits=CollectLimits(config.max_failed_groups, filter_plan(config)),
         deadline_s=config.rollout_timeout_s,
-        surplus=surplus if config.surplus else "goes on",
+        surplus=config.surplus,
+        beside=config.schedule == "pipelined",
+        partial=config.partial_rollout,
         last_batch=config.last_batch,
     )
 

@@ -19,6 +19,7 @@ from turnout.rollout.pool import RolloutPool
 from turnout.rollout.rewards import RewardRunner, Scored
 from turnout.rollout.sampler import Sampler, SamplingPlan
 from turnout.rollout.worker import Generator
+from turnout.rollout.workers import Workers
 from turnout.schedule.lag import LagGate
 from turnout.sim.sabotage_weights import Sabotage
 
@@ -79,7 +80,7 @@ def _one_member_less(real: Any) -> Any:
 def _frees_twice(real: Any) -> Any:
     def drop(self: Any, key: str, reason: str) -> None:
         real(self, key, reason)
-        self._charged -= 1
+        self.open.charged -= 1
 
     return drop
 
@@ -87,7 +88,7 @@ def _frees_twice(real: Any) -> Any:
 def _restores_without_slots(real: Any) -> Any:
     def restore(self: Any, returning: Any, step: int) -> None:
         real(self, returning, step)
-        self._charged = 0
+        self._open.charged = 0
 
     return restore
 
@@ -125,7 +126,7 @@ ROLLOUT_SABOTAGES: dict[str, Sabotage] = {
     "lag-off-by-one": Sabotage("the gate counts one step less", LagGate, "judge", _one_step_younger),
     "resume-forgets-tokens": Sabotage("a resumed sample begins anew", sampler, "Draft", _begins_anew),
     "member-missing": Sabotage("a group lacks a member", Generator, "group", _one_member_less),
-    "double-refill": Sabotage("a dropped group frees two slots", RolloutPool, "_drop", _frees_twice),
+    "double-refill": Sabotage("a dropped group frees two slots", Workers, "drop", _frees_twice),
     "restored-without-slots": Sabotage(
         "groups of a resume take no slots", RolloutPool, "restore", _restores_without_slots
     ),

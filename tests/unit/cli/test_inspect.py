@@ -35,7 +35,7 @@ def ledger(tmp_path: Path) -> Ledger:
     again = book.requeue("g00000000.0", prompt(0), 0, "stale: lag 3")
     book.start(again.group_id)
     book.cut(again.group_id)
-    book.resume(again.group_id)
+    book.resume(again)
     group = whole(0, attempt=1)
     book.complete(group)
     for ordinal in (1, 2):

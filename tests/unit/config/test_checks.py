@@ -170,11 +170,6 @@ REFUSED = [
         "fewer than --rollout-batch-size 32",
     ),
     (
-        ["--over-sampling-batch-size", "48", "--schedule", "pipelined"],
-        "--over-sampling-batch-size",
-        "not yet done",
-    ),
-    (
         ["--over-sampling-batch-size", "48", "--schedule", "async"],
         "--over-sampling-batch-size",
         "the slots are",
@@ -282,6 +277,7 @@ ACCEPTED = [
     ["--dynamic-sampling", "--dynamic-sampling-filter-path", "a:b", "--on-all-filtered", "skip"],
     ["--over-sampling-batch-size", "32"],
     ["--over-sampling-batch-size", "33"],
+    ["--over-sampling-batch-size", "48", "--schedule", "pipelined", "--partial-rollout"],
     [*EVAL, "--eval-temperature", "1", "--n-samples-per-eval-prompt", "4"],
     [*EVAL, "--eval-num-prompts", "5"],
     [*EVAL, "--eval-mode", "checkpoint", "--update-weight-mode", "delta"],

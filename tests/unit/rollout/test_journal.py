@@ -120,11 +120,11 @@ def stalls(after: int) -> Callable[[Any], Any]:
     return answer
 
 
-async def cut_pool(bench: Bench, engine: ScriptedEngine, surplus: str) -> RolloutPool:
+async def cut_pool(bench: Bench, engine: ScriptedEngine, partial: bool) -> RolloutPool:
     """A pool of two groups in flight that was cut after two of the three tokens of each member."""
     engine.on_generate = stalls(2)
     bench.generator.sampler._pace = replace(bench.generator.sampler._pace, tokens=1)
-    pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, None, plan(), NO_LIMITS, 20.0, surplus))
+    pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, None, plan(), NO_LIMITS, 20.0, 1, partial=partial))
     taking = asyncio.ensure_future(pool.take(2))
     ledger = bench.book.ledger
     while sum(ledger.token_count(f"g{n:08d}.0") for n in range(2)) < 8:  # noqa: ASYNC110
@@ -146,7 +146,7 @@ def on(use: Callable[[Bench, ScriptedEngine], Awaitable[Any]]) -> Any:
 
 def test_groups_that_were_cut_go_on_before_others_from_their_tokens() -> None:
     async def use(bench: Bench, engine: ScriptedEngine) -> None:
-        pool = await cut_pool(bench, engine, "kept")
+        pool = await cut_pool(bench, engine, partial=True)
         assert set(bench.book.open_groups.values()) == {GroupState.PARTIAL}
         assert [event.tokens for event in bench.log.of(GroupCut)] == [4, 4]
         cut = bench.book.ledger.members("g00000000.0")
@@ -171,7 +171,7 @@ def test_groups_that_were_cut_go_on_before_others_from_their_tokens() -> None:
                 assert [tokens for tokens, _ in member.spans.runs] == [2, 1]
         assert [made.cut(2) for made in taken.groups[0].trajectories] == list(cut.values())
         assert [len(body["input_ids"]) for body in engine.sent("/generate")[asked:]] == [3] * 4
-        assert [event.tokens for event in bench.log.of(GroupResumed)] == [4, 4]
+        assert [(event.tokens, event.samples) for event in bench.log.of(GroupResumed)] == [(4, 2), (4, 2)]
         assert SEEDS.child("sample", 0, 0).child(1).seed == taken.groups[0].trajectories[1].seed
 
     on(use)
@@ -179,7 +179,7 @@ def test_groups_that_were_cut_go_on_before_others_from_their_tokens() -> None:
 
 def test_without_partial_rollout_a_surplus_is_dropped_and_counted() -> None:
     async def use(bench: Bench, engine: ScriptedEngine) -> None:
-        pool = await cut_pool(bench, engine, "dropped")
+        pool = await cut_pool(bench, engine, partial=False)
         assert [event.reason for event in bench.log.of(GroupDropped)] == ["surplus"] * 2
         assert bench.book.ledger.token_count("g00000000.0") == 0
         await pool.close()
@@ -190,7 +190,7 @@ def test_without_partial_rollout_a_surplus_is_dropped_and_counted() -> None:
 def test_a_pool_that_is_closed_leaves_what_it_had_in_the_ledger() -> None:
     async def use(bench: Bench, engine: ScriptedEngine) -> None:
         engine.on_generate = stalls(2)
-        pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, None, plan(), NO_LIMITS, 20.0, "dropped"))
+        pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, None, plan(), NO_LIMITS, 20.0, 1))
         taking = asyncio.ensure_future(pool.take(2))
         await engine.until_running(4)
         while not bench.generator.sampler.tokens_made and len(engine.calls) < 4:  # noqa: ASYNC110

@@ -79,15 +79,16 @@ def test_pieces_of_a_member_are_joined_and_replaced_by_the_whole(tmp_path: Path)
     ledger.journal([Piece(name, 0, 0, part(0, 0, 5)), Piece(name, 1, 0, part(1, 0, 2))])
     ledger.journal([Piece(name, 0, 5, part(0, 5, 3)), Piece(name, 1, 2, part(1, 2, 0, Finish.STOP))])
     book.cut(name)
-    members = file_ledger(as_killed(tmp_path, tmp_path / "killed")).open_groups()[0].members
+    stored = file_ledger(as_killed(tmp_path, tmp_path / "killed")).open_groups()[0]
+    members = stored.members
     assert members[0] == part(0, 0, 8)
     assert (members[1].finish, members[1].reward, members[1].text) == (Finish.STOP, 1 / 7, "answer 1")
     assert members[1].response_ids == part(1, 0, 2).response_ids
-    book.resume(name)
+    book.resume(stored.group(fresh(0).prompt))
     book.complete(whole(0))
     assert ledger.members(name) == dict(enumerate(whole(0).trajectories))
     assert log.of(GroupCut) == [GroupCut(name, 10)]
-    assert log.of(GroupResumed) == [GroupResumed(name, 10)]
+    assert log.of(GroupResumed) == [GroupResumed(name, 10, 1)]
 
 
 def test_a_piece_is_written_once_in_flight_and_without_a_gap() -> None:

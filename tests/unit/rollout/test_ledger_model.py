@@ -86,7 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
         calls = {
             "start": lambda: self.book.start(self.name(ordinal)),
             "cut": lambda: self.book.cut(self.name(ordinal)),
-            "resume": lambda: self.book.resume(self.name(ordinal)),
+            "resume": lambda: self.book.resume(self.whole(ordinal)),
             "complete": lambda: self.book.complete(self.whole(ordinal)),
             "return": lambda: self.book.give_back(self.name(ordinal)),
         }

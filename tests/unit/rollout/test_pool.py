@@ -348,8 +348,8 @@ def test_complete_groups_beside_the_batch_are_surplus_too() -> None:
     """In the next batch they would be a step old."""
 
     async def use(bench: Bench, _engine: ScriptedEngine) -> Any:
-        pool = RolloutPool(bench.ports, replace(SURPLUS, slots=6))
-        pool._pump()
+        pool = RolloutPool(bench.ports, replace(SURPLUS, slots=6, surplus=4))
+        pool.committed(0)
         await quiet(pool)
         got = await pool.take(2)
         pool.end_step()
@@ -361,7 +361,7 @@ def test_complete_groups_beside_the_batch_are_surplus_too() -> None:
     assert on(use) == ([0, 1], 0, 4)
 
 
-SURPLUS = PoolPlan(2, 4, 3, None, plan(), NO_LIMITS, 20.0, surplus="dropped")
+SURPLUS = PoolPlan(2, 4, 3, None, plan(), NO_LIMITS, 20.0, surplus=2)
 
 
 def test_over_sampling_takes_the_first_groups_and_counts_the_rest_as_surplus() -> None:

@@ -1,0 +1,155 @@
+"""The long-lived workers: each open group is made by a task of its own, for as long as slots are free.
+
+Owns the tasks and the token journal. Promises: a group begins only on a slot; what was cut goes on before new
+prompts are taken; the end of a group is written and accounted for once, however it ended: complete, cut, dropped
+with its slot freed at once; a fault that is no group's stops admission and is kept for whoever takes groups next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from turnout.core.errors import InvariantBroken, TurnoutError
+from turnout.core.types import RolloutGroup
+from turnout.rollout.demand import Demand
+from turnout.rollout.in_flight import InFlight
+from turnout.rollout.journal import TokenJournal
+from turnout.rollout.ledger_rows import group_id_of
+from turnout.rollout.open_groups import OpenGroups
+from turnout.rollout.pool_plan import SURPLUS, PoolPlan, Ports
+from turnout.rollout.worker import GroupFailed
+
+
+class Workers:
+    """`held`: nothing starts. `fault` is what ended a task that was no group's own failure. `changed` is called
+    whenever a group has ended."""
+
+    def __init__(self, ports: Ports, plan: PoolPlan, demand: Demand, changed: Callable[[], None]) -> None:
+        self._ports, self._plan, self._demand, self._changed = ports, plan, demand, changed
+        self.open = OpenGroups(plan.window)
+        self.held = self._closing = False
+        self.fault: BaseException | None = None
+        self._running = InFlight(self._ended)
+        self._journal = TokenJournal(ports.book.ledger, ports.clock)
+
+    def __len__(self) -> int:
+        """Groups in flight."""
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight though something might be."""
+        return not self._running and self.fault is None and not self.held and self._may_start()
+
+    @property
+    def wanted(self) -> int:
+        """How many more groups the steps that are left can use."""
+        complete = self.open.order.complete_count
+        return self._demand.wanted(complete, len(self.open) - complete)
+
+    def pump(self) -> None:
+        """Starts what may be started."""
+        while not self.held and self.fault is None and self._may_start():
+            if (group := self.open.next_cut()) is not None:
+                self._ports.book.resume(group)
+            elif (group := self.open.next_begin()) is not None:
+                self._ports.book.start(group.group_id)
+            elif (group := self._fresh()) is not None:
+                with self._ports.book.transaction():
+                    self._ports.book.admit(group, self._demand.step)
+                    self._ports.book.start(group.group_id)
+                self.open.admit(group)
+            else:
+                return
+            self._run(group)
+
+    def _run(self, group: RolloutGroup) -> None:
+        keeper = self._journal.keeper(group)
+        make, sampling, seeds = self._ports.generator.group, self._plan.sampling, self._ports.seeds
+        self._running.begin(group, lambda cut: make(group, sampling, seeds, keeper, cut))
+
+    def _may_start(self) -> bool:
+        admission, ahead = self._ports.admission, 0 if self.open.wait else self.open.charged
+        return admission is None or admission.may_start(len(self._running), ahead)
+
+    def _fresh(self) -> RolloutGroup | None:
+        """The next prompt, where there is a slot and a use for it."""
+        if self.open.charged >= self._plan.slots or self.wanted <= 0:
+            return None
+        for ordinal, prompt in self._ports.source.take(1):
+            return RolloutGroup(group_id_of(ordinal, 0), ordinal, 0, prompt)
+        return None
+
+    def _ended(self, group: RolloutGroup, task: asyncio.Task[RolloutGroup]) -> None:
+        key = group.group_id
+        if task.cancelled():
+            self._cut_one(group)
+        elif (fault := task.exception()) is None:
+            try:
+                self._take_in(key, task.result())
+            except TurnoutError as broken:  # nobody waits for this call: whoever takes next is told
+                self.fault = broken
+        elif isinstance(fault, GroupFailed):
+            self._demand.failed[str(fault)] += 1
+            self.drop(key, str(fault))
+        else:
+            self.fault = fault
+        self.pump()
+        self._changed()
+
+    def _take_in(self, key: str, made: RolloutGroup) -> None:
+        if not isinstance(made, RolloutGroup):  # else the batch would wait for it for ever
+            raise InvariantBroken(f"group {key} ended as {made!r}")
+        if made.partial:
+            self._cut_one(made)
+            return
+        self._journal.forget(key)
+        self._ports.book.complete(made)
+        self.judge(made)
+
+    def judge(self, group: RolloutGroup) -> None:
+        """A completed group may be taken, or leaves slot and order: dropped, or kept aside until the round ends."""
+        key = group.group_id
+        passed, gone = self._demand.filters.judge(group, self._plan.per_step)
+        if passed:
+            self.complete(group)
+            return
+        self.open.leave(key)
+        for one, why in gone:
+            self._ports.book.drop(one.group_id, why)
+
+    def complete(self, group: RolloutGroup) -> None:
+        """It may be taken."""
+        self.open.replace(group)
+        self.open.order.complete(group.group_id)
+
+    def _cut_one(self, group: RolloutGroup) -> None:
+        if self._plan.drops_cut and not self._closing:
+            self.drop(group.group_id, SURPLUS)
+        else:
+            self._journal.write()
+            self._ports.book.cut(group.group_id)
+            self.open.cut(group)
+
+    def drop(self, key: str, reason: str) -> None:
+        """An open group ends; its slot is free."""
+        self._journal.forget(key)
+        self._ports.book.drop(key, reason)
+        self.open.leave(key)
+
+    async def cut(self) -> None:
+        """Ends what is in flight at a token boundary; nothing starts until somebody releases it."""
+        self.held = True
+        await self._running.cut()
+
+    def cut_newest(self, count: int) -> None:
+        """Cuts so many of the newest groups (none where one that is cut is lost), and starts what may start."""
+        self._running.cut_newest(0 if self._plan.drops_cut else count)
+        self.pump()
+
+    async def close(self) -> None:
+        """Ends what is in flight; what it has is in the ledger then."""
+        self.held = self._closing = True
+        await self._running.close()
+        await self._journal.close()
