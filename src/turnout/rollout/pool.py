@@ -89,8 +89,7 @@ class RolloutPool:
         self._check_take()
         if len(keys) == count:
             return keys, (), ""
-        demand = self._demand
-        if not demand.filters.full:
+        if not (demand := self._demand).filters.full:
             return keys, (), NO_DATA
         ended = demand.filters.settle(self.step, demand.in_hand + len(keys), demand.in_hand + count)
         log.warning("step %d: %s", self.step, ended.why)
@@ -144,8 +143,8 @@ class RolloutPool:
         self._workers.pump()
 
     def _begin_anew(self, group: RolloutGroup, cause: str) -> None:
-        again = self._ports.book.requeue(group.group_id, group.prompt, self.step, cause)
-        self._open.again(group.group_id, again)
+        key = group.group_id
+        self._open.again(key, self._ports.book.requeue(key, group.prompt, self.step, cause))
 
     def drop(self, group: RolloutGroup, reason: str) -> None:
         """A group in hand ends without being trained."""
@@ -215,9 +214,8 @@ class RolloutPool:
 
     def _enough(self) -> bool:
         """Whether what is in flight is surplus."""
-        if not self.plan.surplus:
-            return False
-        return self.step == self.plan.steps or self._choice(self.plan.per_step) is not None
+        last = self.step == self.plan.steps
+        return self.plan.surplus > 0 and (last or self._choice(self.plan.per_step) is not None)
 
     async def _cut_surplus(self, keep: int) -> None:
         """Cuts what is in flight. Where that ends it, so does it complete groups but the oldest `keep`: they would
@@ -228,8 +226,7 @@ class RolloutPool:
                 self._workers.drop(key, SURPLUS)
 
     async def cut(self) -> None:
-        """Stops what is in flight, keeps or drops it; nothing is admitted until the next commit, or until the next
-        groups are asked for."""
+        """Stops what is in flight, keeps or drops it; nothing is admitted until the next commit or `take`."""
         await self._workers.cut()
 
     def admit(self, cut: int) -> None:

@@ -15,9 +15,11 @@ from itertools import combinations
 @dataclass(frozen=True)
 class World:
     """B slots, window W, P groups a step, engines up to E train steps behind the committed version, a version every
-    n train steps. `drops`: open groups may be dropped. The switches break a rule: `freed_at_publish`; `short`:
-    a batch may lack one group and doesn't hold the slot of it; `loses_place`: a group may be cut and go to the end
-    of the queue with its tokens."""
+    n train steps. `drops`: open groups may be dropped. `cuts` (over-sampling without --partial-rollout): with
+    each "take" of a batch all others are dropped, and nothing is admitted before the next version; or with each
+    "update", which waits for the next batch, all beside that. A batch is the oldest that are complete then. The
+    switches break a rule: `freed_at_publish`; `short`: a batch may lack one group and doesn't hold the slot of it;
+    `loses_place`: a group may be cut and go to the end of the queue with its tokens."""
 
     slots: int
     window: int
@@ -25,6 +27,7 @@ class World:
     engine_lag: int = 0
     interval: int = 1
     drops: bool = False
+    cuts: str = ""
     freed_at_publish: bool = False
     short: bool = False
     loses_place: bool = False
@@ -66,7 +69,8 @@ def largest_lag(world: World, enough: int) -> int:
 
 def _after(world: World, state: State) -> Iterator[tuple[State, int]]:
     """Each state that may come next, with the lag of what was trained on the way."""
-    if sum(state.held) + len(state.open) < world.slots:
+    rests = world.cuts == "take" and state.behind >= world.interval
+    if sum(state.held) + len(state.open) < world.slots and not rests:
         fresh = Group(state.behind + world.engine_lag, state.next_place)  # made by the oldest weights allowed
         yield replace(state, open=(*state.open, fresh), next_place=state.next_place + 1), 0
     for at, group in enumerate(state.open):
@@ -83,15 +87,20 @@ def _after(world: World, state: State) -> Iterator[tuple[State, int]]:
             moved = replace(group, place=state.next_place)
             again = replace(state, open=(*others, moved), next_place=state.next_place + 1)
             yield _counted_from_head(again), 0
+    if world.cuts and state.behind >= world.interval:  # the loop waits for the update
+        yield from _updated(world, state)
+        return
     for size in {world.groups, max(1, world.groups - world.short)}:
         yield from _trained(world, state, size)
     yield from _updated(world, state)
 
 
 def _trained(world: World, state: State, size: int) -> Iterator[tuple[State, int]]:
-    for batch in combinations([group for group in state.open if group.complete], size):
+    complete = [group for group in state.open if group.complete]
+    for batch in combinations(complete[:size] if world.cuts else complete, size):
         if _in_window(world, state, batch):
-            left = tuple(replace(group, lag=group.lag + 1) for group in state.open if group not in batch)
+            rest = () if world.cuts == "take" else [group for group in state.open if group not in batch]
+            left = tuple(replace(group, lag=group.lag + 1) for group in rest)
             after = replace(state, behind=state.behind + 1, held=(*state.held, size), open=left)
             yield _counted_from_head(after), max(group.lag for group in batch)
 
@@ -109,6 +118,11 @@ def _in_window(world: World, state: State, batch: tuple[Group, ...]) -> bool:
 def _updated(world: World, state: State) -> Iterator[tuple[State, int]]:
     made = state.behind >= world.interval
     freed = state.held[world.interval :]
+    if world.cuts == "update" and made:
+        kept = [group for group in state.open if group.complete][: world.groups]
+        if len(kept) < world.groups:
+            return
+        state = _counted_from_head(replace(state, open=tuple(kept)))
     if not world.freed_at_publish:
         if made:
             yield replace(state, behind=state.behind - world.interval, held=freed), 0

@@ -386,6 +386,57 @@ def test_over_sampling_takes_the_first_groups_and_counts_the_rest_as_surplus() -
     assert bench.book.counts()["lost"] == 0
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_over_sampling_beside_training_cuts_what_is_beside_the_next_batch_before_the_weights_change(
+    partial: bool,
+) -> None:
+    """Two groups a step and two more: 0 and 1 train, 2 and 3 are next, 4 and 5 hang until they are cut."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        hang = {4, 5}
+        engine.on_generate = lambda body: HANG if body["input_ids"][0] in hang else engine.generated(body)
+        made = PoolPlan(2, 6, 3, None, plan(), NO_LIMITS, 20.0, surplus=2, beside=True, partial=partial)
+        pool = RolloutPool(bench.ports, made)
+        first = await pool.take(2)
+        pool.end_step()
+        assert pool.in_flight >= 2, "the batch is taken, and the others go on"
+        await pool.drain()
+        assert (pool.in_flight, bench.source.position, len(bench.book.open_groups)) == (0, 6, 4 + 2 * partial)
+        hang.clear()
+        pool.committed(1)
+        assert (pool.in_flight, bench.source.position) == (4, 8 if partial else 10), "what was cut goes first"
+        second, position = await pool.take(2), bench.source.position
+        pool.end_step()
+        await pool.drain()
+        pool.committed(2)
+        third = await pool.take(2)
+        await pool.close()
+        assert bench.book.counts()["lost"] == 0
+        return [ordinals(one) for one in (first, second, third)], position, bench.book.dropped["surplus"]
+
+    if partial:
+        assert on(use) == ([[0, 1], [2, 3], [4, 5]], 8, 0)
+    else:
+        assert on(use) == ([[0, 1], [2, 3], [6, 7]], 10, 4)
+
+
+def test_over_sampling_ends_with_the_last_step() -> None:
+    """The last update waits for nothing: no batch comes after it."""
+
+    async def use(bench: Bench, engine: ScriptedEngine) -> Any:
+        engine.on_generate = lambda body: HANG if body["input_ids"][0] > 3 else engine.generated(body)
+        pool = RolloutPool(bench.ports, PoolPlan(2, 6, 3, 2, plan(), NO_LIMITS, 20.0, surplus=2, beside=True))
+        for step in range(2):
+            await pool.take(2)
+            pool.end_step()
+            await pool.drain()
+            pool.committed(step + 1)
+        assert (pool.in_flight, bench.source.position) == (0, 6), "no prompt is taken that no step can use"
+        await pool.close()
+
+    on(use)
+
+
 def test_asy_01_a_batch_takes_what_it_needs_and_the_rest_stays() -> None:
     """9 groups are ready, a step needs 3: three calls give three each, oldest first, without generation."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,16 @@ def test_no_history_goes_over_the_bound_and_some_reach_it(drops: bool) -> None:
 )
 def test_a_broken_rule_breaks_the_bound(broken: World, lag: int) -> None:
     assert largest_lag(broken, 99) == lag > bound(broken)
+
+
+@pytest.mark.parametrize(("cuts", "interval"), [("take", 1), ("take", 2), ("update", 1), ("update", 2)])
+def test_over_sampling_that_drops_the_surplus_adds_nothing_to_the_lag(cuts: str, interval: int) -> None:
+    lead = interval - (cuts == "take")
+    for groups, surplus in ((1, 1), (1, 2), (2, 1))[: 4 - interval]:
+        slots, window = (lead + 1) * groups + surplus, max(1, lead) * groups + 1
+        world = World(slots, window, groups, 0, interval, drops=True, cuts=cuts)
+        assert largest_lag(world, 99) == lead
+        assert largest_lag(replace(world, cuts=""), lead + 1) > lead
 
 
 def test_a_group_that_keeps_its_tokens_but_not_its_place_has_no_bound() -> None:

@@ -35,20 +35,20 @@ def test_asy_08_async_with_a_bound_of_0_is_sync_bit_for_bit() -> None:
     assert ahead.final_root != sync.final_root
 
 
-@pytest.mark.parametrize("faults", [False, True])
-def test_over_sampling_keeps_every_promise(faults: bool) -> None:
-    """Slots, conservation, and a lag of 0: what was sampled beyond a batch is never trained later."""
-    report = world(
-        1,
-        "sync",
-        faults,
-        over_sampling_batch_size=14,
-        max_staleness=0,
-        update_weights_interval=1,
-        deterministic=False,
-    )
-    assert lags(report) == {0}
+@pytest.mark.parametrize("schedule", ["sync", "pipelined"])
+def test_over_sampling_keeps_every_promise(schedule: str) -> None:
+    """Slots, conservation, and the schedule's own lag: what was sampled beyond a batch is never trained later."""
+    lead = int(schedule == "pipelined")
+    more = {"over_sampling_batch_size": 14, "update_weights_interval": 1, "deterministic": False}
+    report = world(1, schedule, True, max_staleness=lead, **more)
+    assert [report.lags[step] for step in range(20)] == [(0,)] + [(lead,)] * 19
     assert report.happened["groups"] > 10 * 20, "more are sampled than the 20 steps train"
+
+
+def test_partial_rollouts_beside_training_keep_every_promise() -> None:
+    more = {"over_sampling_batch_size": 14, "partial_rollout": True, "update_weights_interval": 1}
+    report = world(4, "pipelined", True, max_staleness=2, deterministic=False, **more)
+    assert lags(report) == {0, 1, 2}, "what was cut trains a step later"
 
 
 def test_rol_07_rounds_that_are_skipped_keep_every_promise() -> None:

@@ -13,8 +13,9 @@ class RolloutOptions(Options):
     rollout_batch_size: int = option(32, "Prompts in one rollout.", unit="prompts", ge=1)
     over_sampling_batch_size: int | None = option(
         None,
-        "Prompts that are sampled for one rollout of --schedule sync: when --rollout-batch-size groups are "
-        "complete the rest is cut and dropped, counted as surplus, or kept (--partial-rollout).",
+        "Prompts that are sampled for one rollout of --schedule sync or pipelined: when --rollout-batch-size "
+        "groups are complete the rest is cut and dropped, counted as surplus, or kept (--partial-rollout); in "
+        "pipelined it goes on until the weights change.",
         unit="prompts",
         unset="--rollout-batch-size",
         ge=1,
