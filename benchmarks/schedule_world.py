@@ -31,6 +31,7 @@ from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import open_database
+from turnout.rollout.line import QUEUED
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource
@@ -179,6 +180,8 @@ class Nothing:
 
     async def settled(self) -> None: ...
 
+    async def caught_up(self, steps_done: int) -> None: ...
+
     async def close(self) -> None: ...
 
     def renewed(self) -> None: ...
@@ -219,7 +222,8 @@ async def run_plane(
     nothing, trainer, phases = Nothing(), PacedTrainer(setting, clock), Phases(clock)
     policy = UpdatePolicy(drained=config.drains)
     updater = Updater(NamedVersions(clock, setting.publish_s), clients, nothing, clock, policy)
-    routes = Routes(updater.fleet.routable, updater.fleet.standing, updater.fleet.changed)
+    fleet, room = updater.fleet, float(QUEUED * setting.lanes * setting.engines)
+    routes = Routes(fleet.routable, fleet.standing, fleet.changed, lambda: room)
     sampler = Sampler(routes, Decoder(), clock)
     generator = Generator(sampler, RewardRunner(paced_reward(setting, clock), clock, config.reward_timeout_s))
     count = setting.steps * setting.groups * 2

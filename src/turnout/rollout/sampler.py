@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, VersionUnmet, WeightError
@@ -21,6 +21,7 @@ from turnout.core.rng import IdSource, random_id
 from turnout.core.types import Finish, Prompt, Trajectory
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.rollout.draft import Desk, Draft, Journal, Pace
+from turnout.rollout.line import Line, endless
 from turnout.rollout.stops import Decoder, stopped_at
 from turnout.serving.client import EngineClient
 from turnout.weights.routing import Standing
@@ -65,11 +66,13 @@ async def _unchanging() -> None:
 class Routes:
     """`routable`: the engines that may be asked now, in a fixed order; raises WeightError where there is none.
     `standing`: what became of the version of a label that this engine named. `changed` waits until either may give
-    another answer."""
+    another answer. `room`: how many requests all engines together may have been sent; more wait here, those of older
+    groups first (turnout.rollout.line)."""
 
     routable: Callable[[], Sequence[EngineClient]]
     standing: Callable[[str, str], Standing] = _committed
     changed: Callable[[], Awaitable[None]] = _unchanging
+    room: Callable[[], float] = endless
 
 
 class Cut:
@@ -107,8 +110,8 @@ def _nobody(_new: Trajectory) -> None:
 
 @dataclass(frozen=True)
 class Ask:
-    """One sample: what exists of it (its seed is there), which engine is asked first (`turn`), who keeps its
-    tokens, what cuts it."""
+    """One sample: what exists of it (its seed is there), whose turn it is (its group's ordinal, by which
+    it gets an engine and a place), who keeps its tokens, what cuts it."""
 
     prompt: Prompt
     plan: SamplingPlan
@@ -131,6 +134,7 @@ class Sampler:
     ) -> None:
         self._routes, self.decoder, self._clock, self._ids = routes, decoder, clock, ids
         self._pace = Pace() if pace is None else pace
+        self._line = Line(routes.room)
         self.tokens_made = 0
         self.resumes = 0
 
@@ -152,8 +156,9 @@ class Sampler:
         """Asks engines until the sample has ended; ABORT after too many requests that brought nothing."""
         end = self._clock.now() + ask.plan.deadline_s
         if ask.plan.mask_offpolicy and draft.ids:
-            draft.mask_old((await self._engine(ask, ask.turn, end)).version)
-        turn, barren = ask.turn, 0
+            draft.mask_old((await self._engine(ask, None, end)).version)
+        engine: EngineClient | None = None
+        barren = 0
         while True:
             stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft))
             over = ask.plan.left(len(ask.prompt.token_ids), len(draft)) <= 0
@@ -163,12 +168,12 @@ class Sampler:
                 if finish is not Finish.ABORT or len(draft) == made:  # else some were void: on from the rest
                     return finish
             before, dead = len(draft), None
-            engine = await self._engine(ask, turn, end)
-            turn += 1
             try:
-                finish = await self._asked(engine, ask, draft, end)
+                async with self._place(ask, engine, end) as engine:
+                    finish = await self._asked(engine, ask, draft, end)
             except EngineDead as fault:
                 finish, dead = Finish.ABORT, fault
+                assert engine is not None
                 await self._fenced(engine, end)
             except VersionUnmet:
                 if ask.plan.version or self._clock.now() + BUSY_PAUSE_S >= end:
@@ -187,13 +192,26 @@ class Sampler:
                     raise dead
                 return finish
 
-    async def _engine(self, ask: Ask, turn: int, end: float) -> EngineClient:
-        """The engine whose turn it is, waited for while an update leaves none to be asked. For a sample of one
-        version only there is nothing to wait for: raises VersionUnmet."""
+    @contextlib.asynccontextmanager
+    async def _place(self, ask: Ask, last: EngineClient | None, end: float) -> AsyncIterator[EngineClient]:
+        """One request's place on an engine, for the block."""
+        try:
+            await self._line.enter(ask.turn, self._clock, end)
+        except DeadlineExceeded as late:
+            raise EngineBusy("none", "rollout", "none", str(late)) from late
+        try:
+            engine = await self._engine(ask, last, end)
+            with self._line.sent(ask.turn, engine.engine_id):
+                yield engine
+        finally:
+            self._line.leave()
+
+    async def _engine(self, ask: Ask, last: EngineClient | None, end: float) -> EngineClient:
+        """The engine for the next request after one to `last`, waited for while an update leaves none to be asked.
+        For a sample of one version only there is nothing to wait for: raises VersionUnmet."""
         while True:
             try:
-                engines = self._routes.routable()
-                return engines[turn % len(engines)]
+                return self._line.choose(ask.turn, self._routes.routable(), last)
             except WeightError as fault:
                 if ask.plan.version:
                     raise VersionUnmet("none", "none", "", str(fault)) from fault

@@ -269,7 +269,9 @@ class Session:
                 raise result
 
     def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
-        routes = Routes(updater.fleet.routable, updater.fleet.standing, updater.fleet.changed)
+        fleet = updater.fleet
+        room = wiring.request_room(self.config, fleet.engines)
+        routes = Routes(fleet.routable, fleet.standing, fleet.changed, room)
         pace = Pace(self.config.token_journal_interval)
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
 

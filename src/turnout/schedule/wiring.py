@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Callable, Sized
 from pathlib import Path
+from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
@@ -12,6 +15,7 @@ from turnout.core.ports import Clock
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.admission import Admission, AdmissionPlan
 from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
+from turnout.rollout.line import QUEUED, endless
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.rewards import RewardRunner, load_reward
@@ -25,6 +29,7 @@ from turnout.transfer.updater import UpdatePolicy
 from turnout.weights.stock_checksums import StockEngine
 
 ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
+log = logging.getLogger(__name__)
 
 
 def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Path, Path]) -> EngineLaunch:
@@ -99,6 +104,24 @@ def update_policy(config: RunConfig) -> UpdatePolicy:
     return UpdatePolicy(
         config.min_engines, config.max_engine_lag, config.trust_label, stock_engine(config), config.drains
     )
+
+
+def request_room(config: RunConfig, engines: Sized) -> Callable[[], float]:
+    """How many requests the engines may have been sent (turnout.rollout.line). As many as there are where nobody
+    said how many an SGLang runs at once, and in deterministic mode, where no load may choose an engine."""
+    running: Any = config.engine_max_running_requests
+    if config.engine == "sglang":
+        options = {name.replace("_", "-"): value for name, value in config.sglang_args.items()}
+        chosen = None if config.sglang_device == "cuda" else running
+        running = options.get("max-running-requests", chosen)
+    if running is None:
+        log.info(
+            "requests are sent in order of their groups, but all at once: give max-running-requests in "
+            "--sglang-args to have the groups of the next step generated first"
+        )
+    if running is None or config.deterministic:
+        return endless
+    return lambda: float(QUEUED * int(running) * len(engines))
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

@@ -287,7 +287,9 @@ class Controller:
         clients = [self._clients[engine.name] for engine in alive]
         updater = self._updater = Updater(transport, clients, published, clock, wiring.update_policy(config))
         rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)
-        routes = Routes(updater.fleet.routable, updater.fleet.standing, updater.fleet.changed)
+        fleet = updater.fleet
+        room = wiring.request_room(config, fleet.engines)
+        routes = Routes(fleet.routable, fleet.standing, fleet.changed, room)
         generator = Generator(Sampler(routes, Decoder(), clock, self._id), rewards)
         around = EvalWorld(store.keep, self._events, self._phases, clock, self._id)
         evals = make_evaluations(world.plan.evals, updater, rewards, Decoder(), around)

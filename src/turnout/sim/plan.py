@@ -88,6 +88,7 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
     if options["deterministic"]:
         options.pop("rollout_window", None)
     shapes = tuple(_engine(rng, median) for _ in range(engines))
+    options["engine_max_running_requests"] = min(shape.running for shape in shapes)
     low = rng.choice((0.2, 2.0, 8.0))
     config, detached = _checked(options), rng.random() < 0.6
     return WorldPlan(config, shapes, (low, 2 * low), median, detached, _evals(rng, config))
