@@ -66,8 +66,8 @@ async def _unchanging() -> None:
 class Routes:
     """`routable`: the engines that may be asked now, in a fixed order; raises WeightError where there is none.
     `standing`: what became of the version of a label that this engine named. `changed` waits until either may give
-    another answer. `room`: how many requests all engines together may have been sent; more wait here, those of older
-    groups first (turnout.rollout.line)."""
+    another answer. `room`: how many requests all engines together may have been sent; more wait here, those of
+    older groups first (turnout.rollout.line)."""
 
     routable: Callable[[], Sequence[EngineClient]]
     standing: Callable[[str, str], Standing] = _committed
