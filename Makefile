@@ -29,8 +29,10 @@ check: $(VENV)/installed
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
+# unit tests in a process per core, one thread each; what starts processes itself comes after them, one at a time
 test: check
-	$(BIN)/pytest tests $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest tests --ignore tests/unit $(ARGS)
 
 test-sglang: $(VENV)/installed
 	TURNOUT_TEST_SGLANG=1 $(if $(TORCH_INDEX),TORCH_INDEX=$(TORCH_INDEX)) $(BIN)/pytest tests/sglang $(ARGS)

@@ -14,25 +14,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-START_DEADLINE_S = 120.0
+import pytest
+
+START_DEADLINE_S = 180.0
 
 
 class EngineProcess:
-    """One `python -m turnout.engine`. `call` returns (status, JSON or text)."""
+    """One `python -m turnout.engine`, usable once `serving` returned. `call` returns (status, JSON or text)."""
 
     def __init__(self, model: Path, work: Path, *flags: str, env: dict[str, str] | None = None) -> None:
-        ready, self.log = work / "ready.json", work / "engine.log"
+        self._ready, self.log = work / "ready.json", work / "engine.log"
         command = [sys.executable, "-m", "turnout.engine", "--model-path", str(model)]
-        command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), *flags]
+        command += ["--ready-file", str(self._ready), "--parent-pid", str(os.getpid()), *flags]
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | (env or {})
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def serving(self) -> EngineProcess:
+        """Waits until it serves; `ready` and `url` are there then."""
         deadline = time.monotonic() + START_DEADLINE_S
-        while not ready.exists():
+        while not self._ready.exists():
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.05)
-        self.ready = json.loads(ready.read_text())
-        self.url = self.ready["url"]
+        self.ready: dict[str, Any] = json.loads(self._ready.read_text())
+        self.url: str = self.ready["url"]
+        return self
 
     def call(
         self, path: str, body: Any = None, token: str | None = None, method: str | None = None
@@ -73,18 +79,37 @@ class EngineProcess:
         self.process.terminate()
         return self.process.wait(30)
 
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+
+
+@contextlib.contextmanager
+def serving(*started: EngineProcess) -> Iterator[list[EngineProcess]]:
+    """Engines that were started side by side (a start is mostly imports, on one core); none is left."""
+    try:
+        yield [process.serving() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
 
 @contextlib.contextmanager
 def engine(
     model: Path, work: Path, *flags: str, env: dict[str, str] | None = None
 ) -> Iterator[EngineProcess]:
-    process = EngineProcess(model, work, *flags, env=env)
-    try:
+    with serving(EngineProcess(model, work, *flags, env=env)) as [process]:
         yield process
-    finally:
-        if process.process.poll() is None:
-            process.process.kill()
-        process.process.wait(30)
+
+
+def two_engines(model: Path, folders: pytest.TempPathFactory, *flags: str) -> Iterator[list[EngineProcess]]:
+    """The body of a fixture: two alike, which may read all that the session's tests write."""
+    allowed = ("--allowed-root", str(folders.getbasetemp()))
+    with serving(
+        *(EngineProcess(model, folders.mktemp(name), *flags, *allowed) for name in ("e0", "e1"))
+    ) as pair:
+        yield pair
 
 
 def _parsed(body: bytes) -> Any:

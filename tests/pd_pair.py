@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engine_process import EngineProcess, engine
+from tests.engine_process import EngineProcess, serving
 
 FLAGS = ("--max-total-tokens", "2048", "--max-running-requests", "8", "--max-step-tokens", "64")
 
@@ -76,19 +76,14 @@ def prompt_rows(side: EngineProcess) -> int:
     return info(side)["internal_states"][0]["prompt_rows"]
 
 
-@contextlib.contextmanager
-def start_half(model: Path, folder: Path, mode: str, *flags: str) -> Iterator[EngineProcess]:
+def start_half(model: Path, folder: Path, mode: str, *flags: str) -> EngineProcess:
     folder.mkdir(parents=True, exist_ok=True)
     names = ("--engine-id", mode, "--disaggregation-mode", mode)
-    with engine(model, folder, *FLAGS, *names, *flags) as half:
-        yield half
+    return EngineProcess(model, folder, *FLAGS, *names, *flags)
 
 
 @contextlib.contextmanager
 def pair(model: Path, work: Path, *flags: str) -> Iterator[Pair]:
-    with contextlib.ExitStack() as stack:
-        prefill, decode = [
-            stack.enter_context(start_half(model, work / mode, mode, *flags))
-            for mode in ("prefill", "decode")
-        ]
-        yield Pair(prefill, decode, stack.enter_context(ThreadPoolExecutor(32)))
+    halves = [start_half(model, work / mode, mode, *flags) for mode in ("prefill", "decode")]
+    with serving(*halves) as [prefill, decode], ThreadPoolExecutor(32) as pool:
+        yield Pair(prefill, decode, pool)

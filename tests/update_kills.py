@@ -114,7 +114,7 @@ class EngineKills:
     def _engine(self) -> EngineProcess:
         work = self.folder / f"engine-{time.monotonic_ns()}"
         work.mkdir()
-        return EngineProcess(tiny()[0], work, "--port", str(self.port))
+        return EngineProcess(tiny()[0], work, "--port", str(self.port)).serving()
 
 
 def publisher_kills(each: int, folder: Path, seed: int = 0) -> Counter[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine_models import make_model
-from tests.engine_process import engine, parts
+from tests.engine_process import parts, two_engines
 
 NEW = 400
 PROMPT = list(range(10, 51))
@@ -20,12 +19,7 @@ PARAMS = {"temperature": 0.8, "top_k": 50, "sampling_seed": 11}
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
     model = make_model(tmp_path_factory.mktemp("model"), "qwen3", torch.float32)
-    flags = ("--dtype", "float32", "--max-total-tokens", "4096")
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(engine(model, tmp_path_factory.mktemp(name), *flags))
-            for name in ("first", "second")
-        ]
+    yield from two_engines(model, tmp_path_factory, "--dtype", "float32", "--max-total-tokens", "4096")
 
 
 def test_the_rest_is_what_an_uncut_request_has(engines):

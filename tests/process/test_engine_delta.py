@@ -251,6 +251,7 @@ def test_an_engine_killed_at_any_instant_of_an_update_comes_back_by_one_call(mod
         server = EngineProcess(model, work, *FLAGS)
         try:
             published = versions.delta(0.1, "packed")
+            server.serving()
             killer = threading.Timer(chosen.uniform(0, 0.06), server.process.kill)
             killer.start()
             with contextlib.suppress(OSError):

@@ -42,6 +42,8 @@ class World:
         for name in names:
             (root / name).mkdir()
             self.engines.append(EngineProcess(self.folders[0], root / name, *options))
+        for engine in self.engines:
+            engine.serving()
         store = WeightStore(root / "w", DiskStore(), self.folders[0], 1 << 20)
         store.open("run", 0, root_of(self.models[0]))
         self.clock, self.store, self.root = RealClock(), store, root

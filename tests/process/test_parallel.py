@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.engine_models import make_model
-from tests.engine_process import engine, parts
+from tests.engine_process import EngineProcess, parts, serving
 from turnout.core.errors import WeightError, WeightsUnknown
 from turnout.engine.core import Activation, EngineCore
 from turnout.engine.delta import ChangeStaging
@@ -262,47 +262,60 @@ def folders(tmp_path_factory):
     return [make_model(root / f"m{seed}", "qwen3_moe", torch.float32, seed) for seed in (0, 1)]
 
 
-@linux
-def test_experts_over_two_ranks_by_http_and_a_rank_that_is_killed(folders, tmp_path):
-    flags = ("--tp", "2", "--ep", "2", "--dtype", "float32", "--max-total-tokens", "4096")
-    with engine(folders[0], tmp_path, *flags) as server:
-        info = server.call("/server_info")[1]
-        assert (info["tp_size"], info["ep_size"]) == (2, 2)
-        first, second = info["ranks"]
-        assert first["pid"] == server.process.pid != second["pid"]
-        assert first["weight_bytes"] == second["weight_bytes"]
-        for folder in folders:
-            status, reply = server.call("/update_weights_from_disk", {"model_path": str(folder)})
-            assert status == 200 and reply["root"] == root_of(read_checkpoint(folder))
-            own = core_on(folder, "float32")
-            params = SamplingParams(max_new_tokens=24, ignore_eos=True)
-            expected = run(own, [Request("r", list(range(5, 40)), params, seed=5)])
-            close_to([parts(server.generate(list(range(5, 40)), 24))], expected)
-            assert second["weight_bytes"] <= SHARE * own.reports[0].weight_bytes
-        os.kill(second["pid"], signal.SIGKILL)
-        assert server.process.wait(30) == 70
-        line = f"engine engine-0 ends: rank 1 (process {second['pid']}) was ended by signal 9"
-        assert line in server.log.read_text() and "Traceback" not in server.log.read_text()
-        assert gone(second["pid"])
+SERVED = {
+    "killed": ("--tp", "2", "--ep", "2", "--dtype", "float32"),
+    "stands still": ("--tp-size", "2", "--rank-timeout-s", "3"),
+    "told": ("--tp", "2"),
+}
+
+
+@pytest.fixture(scope="module")
+def servers(folders, tmp_path_factory):
+    """An engine of two ranks for each end that a test brings it to, started side by side."""
+    flags = [(*own, "--max-total-tokens", "4096") for own in SERVED.values()]
+    with serving(*(EngineProcess(folders[0], tmp_path_factory.mktemp("e"), *own) for own in flags)) as made:
+        yield dict(zip(SERVED, made))
 
 
 @linux
-def test_a_rank_that_stands_still_ends_the_engine_at_the_deadline(folders, tmp_path):
-    flags = ("--tp-size", "2", "--rank-timeout-s", "3", "--max-total-tokens", "4096")
-    with engine(folders[0], tmp_path, *flags) as server:
-        pid = server.call("/server_info")[1]["ranks"][1]["pid"]
-        assert server.generate([5, 6, 7], 4)[0] == 200
-        os.kill(pid, signal.SIGSTOP)
-        with pytest.raises((OSError, ConnectionError)):
-            server.generate([5, 6, 7], 4)
-        assert server.process.wait(30) == 70
-        assert f"rank 1 (process {pid}) did not take part in a step within 3 s" in server.log.read_text()
-        assert gone(pid)
+def test_experts_over_two_ranks_by_http_and_a_rank_that_is_killed(folders, servers):
+    server = servers["killed"]
+    info = server.call("/server_info")[1]
+    assert (info["tp_size"], info["ep_size"]) == (2, 2)
+    first, second = info["ranks"]
+    assert first["pid"] == server.process.pid != second["pid"]
+    assert first["weight_bytes"] == second["weight_bytes"]
+    for folder in folders:
+        status, reply = server.call("/update_weights_from_disk", {"model_path": str(folder)})
+        assert status == 200 and reply["root"] == root_of(read_checkpoint(folder))
+        own = core_on(folder, "float32")
+        params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+        expected = run(own, [Request("r", list(range(5, 40)), params, seed=5)])
+        close_to([parts(server.generate(list(range(5, 40)), 24))], expected)
+        assert second["weight_bytes"] <= SHARE * own.reports[0].weight_bytes
+    os.kill(second["pid"], signal.SIGKILL)
+    assert server.process.wait(30) == 70
+    line = f"engine engine-0 ends: rank 1 (process {second['pid']}) was ended by signal 9"
+    assert line in server.log.read_text() and "Traceback" not in server.log.read_text()
+    assert gone(second["pid"])
 
 
 @linux
-def test_a_sharded_engine_that_is_told_to_stop_leaves_no_rank(folders, tmp_path):
-    with engine(folders[0], tmp_path, "--tp", "2", "--max-total-tokens", "4096") as server:
-        pid = server.call("/server_info")[1]["ranks"][1]["pid"]
-        assert server.stop() == 0
-        assert gone(pid, 0.5)
+def test_a_rank_that_stands_still_ends_the_engine_at_the_deadline(servers):
+    server = servers["stands still"]
+    pid = server.call("/server_info")[1]["ranks"][1]["pid"]
+    assert server.generate([5, 6, 7], 4)[0] == 200
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises((OSError, ConnectionError)):
+        server.generate([5, 6, 7], 4)
+    assert server.process.wait(30) == 70
+    assert f"rank 1 (process {pid}) did not take part in a step within 3 s" in server.log.read_text()
+    assert gone(pid)
+
+
+@linux
+def test_a_sharded_engine_that_is_told_to_stop_leaves_no_rank(servers):
+    server = servers["told"]
+    pid = server.call("/server_info")[1]["ranks"][1]["pid"]
+    assert server.stop() == 0
+    assert gone(pid, 0.5)

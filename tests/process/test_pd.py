@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.engine_models import make_model
-from tests.engine_process import EngineProcess, engine, parts
+from tests.engine_process import EngineProcess, parts, serving
 from tests.pd_pair import FLAGS, Pair, info, pair, prompt_rows, start_half
 
 # layers x kv heads x (head_dim x tokens of a page, both ways; head_dim needs no padding) of tests.engine_models
@@ -25,9 +24,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def test_a_pair_answers_as_one_engine_does_and_moves_exact_bytes(tmp_path, dtype, transfer):
     model = make_model(tmp_path / "model", dtype=DTYPES[dtype])
     flags = ("--dtype", dtype)
+    started = EngineProcess(model, tmp_path, *FLAGS, *flags)
     with (
         pair(model, tmp_path / "pair", *flags, "--disaggregation-transfer", transfer) as split,
-        engine(model, tmp_path, *FLAGS, *flags) as single,
+        serving(started) as [single],
     ):
         path = "shm" if transfer == "auto" else "tcp"
         assert len({single.ready["pid"], split.prefill.ready["pid"], split.decode.ready["pid"]}) == 3
@@ -141,8 +141,9 @@ def phase(split: Pair, name: str) -> tuple[Any, Any]:
 def test_kill_9_of_either_side_at_each_phase(tmp_path):
     """The survivor ends its half as an abort at once, returns all memory, and works on with a new other half."""
     model = make_model(tmp_path / "model")
-    with contextlib.ExitStack() as stack:
-        split = stack.enter_context(pair(model, tmp_path / "pair", "--dtype", "float32"))
+    float32 = ("--dtype", "float32")
+    others = [start_half(model, tmp_path / f"{at}", who, *float32) for at, (who, _) in enumerate(CASES[:-1])]
+    with pair(model, tmp_path / "pair", *float32) as split, serving(*others):
         for number, (who, when) in enumerate(CASES):
             calls = phase(split, when)
             victim = getattr(split, who)
@@ -160,7 +161,6 @@ def test_kill_9_of_either_side_at_each_phase(tmp_path):
             assert not shared_memory(survivor)
             if number == len(CASES) - 1:
                 break
-            folder = tmp_path / f"again{number}"
-            setattr(split, who, stack.enter_context(start_half(model, folder, who, "--dtype", "float32")))
+            setattr(split, who, others[number])
             assert len(parts(split.generate(PROMPTS[3], 5))[0]) == 5
             split.idle()

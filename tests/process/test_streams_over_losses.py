@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.engine_models import make_model
-from tests.engine_process import EngineProcess, engine
+from tests.engine_process import EngineProcess, two_engines
 from tests.process.test_update_faults import address_of
 from tests.unit.rollout.parts import Log, Numbers
 from turnout.core.errors import WeightError
@@ -54,13 +54,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def engines(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The second of the two is killed by its test."""
-    allowed = ("--allowed-root", str(tmp_path_factory.getbasetemp()))
-    folders = [tmp_path_factory.mktemp(name) for name in ("e0", "e1")]
-    with (
-        engine(models[0], folders[0], *FLAGS, *allowed) as one,
-        engine(models[0], folders[1], *FLAGS, *allowed) as two,
-    ):
-        yield [one, two]
+    yield from two_engines(models[0], tmp_path_factory, *FLAGS)
 
 
 class Keep:

@@ -79,15 +79,23 @@ def test_an_engine_that_hangs_is_found_by_its_health(tmp_path: Path) -> None:
     assert gone_within(run, 5) == []
 
 
-def test_sigterm_ends_the_run_with_143_and_nothing_left(tmp_path: Path) -> None:
+def test_a_second_sigterm_in_the_grace_period_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The engine stands still, so that the step under way never ends. One SIGTERM: test_resume."""
     run = tmp_path / "run"
-    process = start("train", str(TINY), "--run-dir", str(run), *LONG)
+    grace = ("--grace-s", "600", "--rollout-health-check-timeout", "300")
+    process = start("train", str(TINY), "--run-dir", str(run), *LONG, *grace)
     wait_for("a rollout", lambda: of_kind(run, "GroupTaken"), process)
+    os.kill(engine_pid(run), signal.SIGSTOP)
     process.send_signal(signal.SIGTERM)
-    status, _, _ = ended(process, 30)
-    assert status == 143
+    assert process.stdout is not None
+    assert any("SIGTERM: the run stops, within 600 s" in line for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    status, _, err = ended(process, 60)
+    assert status == 143 and "turnout: terminated" in err
     assert gone_within(run, 5) == []
-    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+    assert not (run / "checkpoints").exists(), "a resume goes back to what was before"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and summary["groups"]["lost"] == 0
 
 
 def test_a_killed_controller_takes_its_engine_along(tmp_path: Path) -> None:

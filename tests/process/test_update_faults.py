@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.engine_models import make_model
-from tests.engine_process import EngineProcess, engine
+from tests.engine_process import EngineProcess, engine, two_engines
 from tests.lying_engine import Ask, Lie, LyingEngine, Passed, Row
 from tests.unit.rollout.parts import Log
 from turnout.core.errors import WeightError
@@ -47,13 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def engines(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    allowed = ("--allowed-root", str(tmp_path_factory.getbasetemp()))
-    folders = [tmp_path_factory.mktemp(name) for name in ("e0", "e1")]
-    with (
-        engine(models[0], folders[0], *FLAGS, *allowed) as one,
-        engine(models[0], folders[1], *FLAGS, *allowed) as two,
-    ):
-        yield [one, two]
+    yield from two_engines(models[0], tmp_path_factory, *FLAGS)
 
 
 @dataclass

@@ -92,22 +92,37 @@ def test_it_is_closer_to_float32_than_the_module_in_bf16(folder):
     assert fused.mean() <= 1.1 * module.mean() and fused.median() <= 0.05, (fused.mean(), module.mean())
 
 
-def test_the_plain_kernel_agrees_with_the_tiles(folder):
-    """In a process of its own, since the choice is made once."""
-    script = (
-        "import json, sys; from pathlib import Path; from turnout.engine import llama\n"
-        "from tests.unit.engine.test_llama import generate\n"
-        "print(json.dumps([llama.kernel(), generate(Path(sys.argv[1]), 'fused')]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder)],
-        env=os.environ | {"TURNOUT_AMX": "0"}, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    kernel, made = json.loads(done.stdout.splitlines()[-1])
+PLAIN = """
+import json, sys
+from pathlib import Path
+from turnout.engine import llama
+from tests.unit.engine.test_llama import generate
+for line in sys.stdin:
+    print(json.dumps([llama.kernel(), generate(Path(line.strip()), "fused")]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Asks a process of its own, since the kernel is chosen once: what it makes of the model in a folder."""
+    words, environment = [sys.executable, "-c", PLAIN], os.environ | {"TURNOUT_AMX": "0"}
+    with subprocess.Popen(words, env=environment, stdin=-1, stdout=-1, text=True) as process:
+
+        def ask(folder):
+            process.stdin.write(f"{folder}\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
+
+
+def test_the_plain_kernel_agrees_with_the_tiles(folder, plain):
+    kernel, made = plain(folder)
     assert kernel == "plain vectors"
     assert errors(folder, made).median() <= 0.05
     if llama.kernel() == kernel:
-        assert [(tokens, logprobs) for tokens, logprobs in made] == generate(folder, "fused")
+        assert [tuple(pair) for pair in made] == generate(folder, "fused")
 
 
 @pytest.mark.parametrize(("rows", "inputs"), [(16, 32), (17, 33), (5, 7), (48, 96), (100, 130)])
