@@ -56,3 +56,17 @@ def test_the_lag_of_async_never_exceeds_its_bound_and_reaches_it():
 
 def test_schedules_are_drawn():
     assert {plan_of(seed).config.schedule for seed in range(20)} == set(SCHEDULE_NAMES)
+
+
+def under_pressure(seed, options=CALM, **more):
+    """Engines whose KV space is short; how often they put a request back."""
+    lead = {"max_staleness": 2, "max_lead": 2, "max_engine_lag": 0, "rollout_window": 5}
+    drawn = {"update_weights_interval": 1, "deterministic": False, "dynamic_sampling": False}
+    report = run_world(seed, plan_of(seed, "async", **lead, **drawn, **more), options)
+    assert report.failures == []
+    return report.happened["retracted"]
+
+
+def test_fewer_requests_are_put_back_where_admission_looks_at_the_memory():
+    assert under_pressure(0, kv_high_watermark=0.7) < 0.7 * under_pressure(0)
+    under_pressure(2, WorldOptions(), kv_high_watermark=0.5)  # engines die, reports are lost: nothing is stuck
