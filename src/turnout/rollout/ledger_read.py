@@ -26,7 +26,7 @@ from turnout.rollout.ledger_rows import (
     group_id_of,
     members_of,
 )
-from turnout.rollout.ledger_schema import Database, open_database, read_database
+from turnout.rollout.ledger_schema import Database, new_copy, read_database
 
 _OPEN_ROWS = """SELECT * FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued')
     ORDER BY ordinal, attempt"""
@@ -192,18 +192,17 @@ class LedgerReader:
         The caller syncs the copy with its folder."""
         if path.exists():
             raise DataError(Fault("ledger", str(path), "holds something already"))
-        target = open_database(path)
+        target = new_copy(path)
         try:
             if self.path is None or not self.beside:
-                _copy(self._connection, target.connection)
+                _copy(self._connection, target)
             else:
                 source = sqlite3.connect(self.path, isolation_level=None)
                 try:
-                    _copy(source, target.connection)
+                    _copy(source, target)
                     source.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
                 finally:
                     source.close()
-            target.connection.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
         finally:
             target.close()
 

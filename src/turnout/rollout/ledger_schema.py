@@ -90,6 +90,16 @@ def open_database(path: Path | None) -> Database:
     return Database(connection, path, exclusive)
 
 
+def new_copy(path: Path) -> sqlite3.Connection:
+    """An empty ledger in a new file, for rows of another one. It has no log and syncs nothing: a copy is whole when
+    it is closed, and durable when its caller has synced it."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = OFF")
+    connection.execute("PRAGMA synchronous = OFF")
+    _migrate(connection, str(path))
+    return connection
+
+
 def read_database(path: Path) -> Database:
     """Opens a ledger to read only, also beside its writer. Raises DataError."""
     if not path.is_file():

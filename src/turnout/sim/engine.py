@@ -207,7 +207,7 @@ class VirtualEngine:
         run.reader.put(GenerateReply("", ids, *whole))
 
     def _kv(self) -> int:
-        return sum(map(self._tokens, self.running.values()))
+        return sum([len(run.request.input_ids) + len(run.ids) for run in self.running.values()])
 
     @staticmethod
     def _tokens(run: Run) -> int:

@@ -209,7 +209,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:  # type: ignore[override]
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks[task] = (contextvars.copy_context() if context is None else context).get(LIFE)
+        self._tasks[task] = LIFE.get() if context is None else context.get(LIFE)
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Task[Any]:  # type: ignore[override]

@@ -30,12 +30,14 @@ NEVER_S = 1e5  # longer than any deadline
 FASTEST_S, SLOWEST_S = 0.001, 0.05  # of one way
 RATE = 0.004  # of each fault per call, in a world of middling luck
 ENDED = "the controller is gone"
+EXPIRED = "the deadline of a stream"
 
 
 class Stream:
-    """What an engine sends for one request, in order, read by one client."""
+    """What an engine sends for one request, in order, read by one client for at most `seconds`, until `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float, end: float) -> None:
+        self.seconds, self.end = seconds, end
         self._items: deque[PartialReply | GenerateReply | str] = deque()
         self._news: asyncio.Future[None] | None = None
 
@@ -144,22 +146,21 @@ class VirtualClient(EngineClient):
     async def generate_stream(
         self, request: GenerateRequest, deadline_s: float
     ) -> AsyncGenerator[PartialReply | GenerateReply, None]:
-        what, end = f"engine {self.engine_id} to end a stream of /generate", self._clock.now() + deadline_s
         self._wire.sent(self.engine, request)
-        stream = Stream()
+        stream = Stream(deadline_s, self._clock.now() + deadline_s)
         with self._faults("/generate", "rollout"):
-            await self._clock.within(deadline_s, what, self._open(request, stream))
+            await self._open(request, stream)
+            expiry = asyncio.get_running_loop().call_at(stream.end, stream.cut, EXPIRED)
             ended = False
             try:
                 while not ended:
-                    item = await self._clock.within(
-                        max(0.001, end - self._clock.now()), what, self._item(stream)
-                    )
+                    item = await self._item(stream)
                     ended = isinstance(item, GenerateReply)
                     if not ended and self._wire.faults.hit("request_aborted", RATE, self.engine_id):
                         self.engine.abort(request.rid, "aborted by the scheduler")
                     yield item
             finally:
+                expiry.cancel()
                 if not ended and self._wire.life.alive:  # the engine sees the connection closed
                     process = self.engine.process
                     self._wire.later(self._wire.delay(), self._closed, request.rid, process)
@@ -170,15 +171,15 @@ class VirtualClient(EngineClient):
 
     async def _open(self, request: GenerateRequest, stream: Stream) -> None:
         faults, engine = self._wire.faults, self.engine
-        await self._travel()
+        await self._pass(self._way(), stream)
         if faults.hit("request_lost", RATE, engine.name):
-            await self._clock.sleep(NEVER_S)
+            await self._pass(NEVER_S, stream)
         self._check_alive()
         if faults.hit("refused", RATE, engine.name):
             raise self._refusal(500, "internal error", "/generate", "rollout")
         refused = engine.generate(request, stream)
         if faults.hit("request_doubled", RATE, engine.name):
-            engine.generate(request, Stream())
+            engine.generate(request, Stream(stream.seconds, stream.end))
         if refused is not None:
             status, why = refused
             served = {"version": engine.label, "root": engine.root}
@@ -188,24 +189,39 @@ class VirtualClient(EngineClient):
     async def _item(self, stream: Stream) -> PartialReply | GenerateReply:
         faults, engine = self._wire.faults, self.engine
         item = await stream.next()
+        if item is EXPIRED:
+            raise self._late(stream)
         left = self._wire.partitioned(engine, self._clock.now())
         if left:
-            await self._clock.sleep(left)
+            await self._pass(left, stream)
         if faults.hit("stream_cut", RATE, engine.name):
             raise aiohttp.ClientPayloadError("connection cut")
         if faults.hit("answer_late", RATE, engine.name):
-            await self._clock.sleep(faults.uniform(1.0, 20.0))
+            await self._pass(faults.uniform(1.0, 20.0), stream)
         if faults.hit("engine_crash", RATE / 4, engine.name):
             self._wire.lost(engine)
         if isinstance(item, str):
             raise aiohttp.ClientPayloadError(item)
         return item
 
+    async def _pass(self, seconds: float, stream: Stream) -> None:
+        """Time goes by; raises DeadlineExceeded at the end of the stream. (A timer of each stream and a look at the
+        clock here cost a fraction of what the real client has: a deadline of each event.)"""
+        await self._clock.sleep(min(seconds, max(0.0, stream.end - self._clock.now())))
+        if self._clock.now() >= stream.end:
+            raise self._late(stream)
+
+    def _late(self, stream: Stream) -> DeadlineExceeded:
+        return DeadlineExceeded(f"engine {self.engine_id} to end a stream of /generate", stream.seconds)
+
     async def _travel(self) -> None:
+        await self._clock.sleep(self._way())
+
+    def _way(self) -> float:
+        """Seconds of one way to the engine."""
         if not self._wire.life.alive:
             raise DeadlineExceeded(ENDED, 0.0)
-        left = self._wire.partitioned(self.engine, self._clock.now())
-        await self._clock.sleep(left + self._wire.delay())
+        return self._wire.partitioned(self.engine, self._clock.now()) + self._wire.delay()
 
     def _check_alive(self) -> None:
         if not self.engine.alive:
