@@ -27,6 +27,7 @@ from benchmarks.machine import describe
 from benchmarks.schedule_world import DEADLINE_S, PacedTrainer, Setting, run_plane, unchanged
 from turnout.core.ports import Clock
 from turnout.core.types import Finish
+from turnout.placement.processes import settle_collector
 from turnout.placement.real import RealClock
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.protocol.stream import PartialReply
@@ -162,6 +163,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="at most 10,000 in flight, fewer trajectories")
     given = parser.parse_args(words)
+    settle_collector()  # as the process of a run does
     least = 3_000 if given.quick else 20_000
     cases = [(count, 4) for count in IN_FLIGHT if not given.quick or count <= 10_000] + [(10_000, 1_000)]
     found: list[Cost] = []

@@ -24,7 +24,7 @@ from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.placement.real import RealClock
 from turnout.rollout.book import GroupBook
-from turnout.rollout.journal import PIECES_MAX
+from turnout.rollout.journal import PENDING_MAX
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_rows import Piece, group_id_of
@@ -130,8 +130,8 @@ def measure_journal(folder: Path) -> dict[str, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     for start in range(0, ROUNDS * PIECE, PIECE):
         new = [Piece(g.group_id, m, start, part) for g in groups for m, part in enumerate(parts)]
-        for first in range(0, len(new), PIECES_MAX):
-            bench.call(bench.ledger.journal, new[first : first + PIECES_MAX])
+        for first in range(0, len(new), PENDING_MAX):
+            bench.call(bench.ledger.journal, new[first : first + PENDING_MAX])
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     bench.ledger.close()
     made = ROUNDS * IN_FLIGHT

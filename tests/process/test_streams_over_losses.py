@@ -25,6 +25,7 @@ from turnout.core.types import Prompt, RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
 from turnout.protocol.sglang import GenerateRequest, SamplingParams
+from turnout.rollout.draft import Draft
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Cut, Routes, Sampler, SamplingPlan
 from turnout.rollout.worker import Generator
@@ -64,8 +65,8 @@ class Keep:
         self.pieces: dict[int, list[Trajectory]] = defaultdict(list)
         self.news = asyncio.Event()
 
-    def tokens(self, member: int, new: Trajectory) -> None:
-        self.pieces[member].append(new)
+    def tokens(self, member: int, draft: Draft) -> None:
+        self.pieces[member].append(draft.after(self.count(member)))
         self.news.set()
 
     def ended(self, member: int, made: Trajectory) -> None: ...

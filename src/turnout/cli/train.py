@@ -21,6 +21,7 @@ def command(argv: list[str]) -> int:
     """Runs one training run; the exit status. The first word may be a YAML or JSON file."""
     config = load(*split_run_file(argv))
     _prepare_process(config)
+    from turnout.placement.processes import settle_collector
     from turnout.placement.real import DiskStore, RealClock
     from turnout.schedule.inputs import load_inputs
     from turnout.schedule.run_record import open_record
@@ -33,6 +34,7 @@ def command(argv: list[str]) -> int:
     paths = make_run_dir(config)
     record = open_record(paths, config, inputs.fingerprints, files)
     session = Session(config, paths, record, RealClock(), files)
+    settle_collector()
     try:
         status = asyncio.run(_run(session, inputs, config, paths))
     finally:

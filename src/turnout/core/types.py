@@ -35,6 +35,9 @@ class Prompt:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+_NO_SPANS, _NO_RUNS = VersionSpans(), Runs()
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """One sampled response, or the first tokens of one (`finish` ABORT, no text, no reward). `logprobs` are
@@ -58,23 +61,28 @@ class Trajectory:
         count = len(self.response_ids)
         if not self.kv_mixed:
             object.__setattr__(self, "kv_mixed", (0,) * count)
-        of_each = self.logprobs, self.loss_mask, self.spans, self.engines, self.kv_mixed
-        if any(len(values) != count for values in of_each):
-            lengths = [count, *map(len, of_each)]
+        inner = len(self.logprobs), len(self.loss_mask), len(self.spans), len(self.engines), len(self.kv_mixed)
+        if inner != (count,) * 5:
             raise InvariantBroken(
                 "tokens, log-probs, mask, spans, engines and KV marks differ in length: "
-                + ", ".join(map(str, lengths))
+                + ", ".join(map(str, (count, *inner)))
             )
 
     @classmethod
     def unbegun(cls, seed: int) -> Trajectory:
         """No token yet."""
-        return cls((), (), (), VersionSpans(), Finish.ABORT, "", Runs(), seed)
+        return cls((), (), (), _NO_SPANS, Finish.ABORT, "", _NO_RUNS, seed)
 
     @property
     def partial(self) -> bool:
         """Whether it has not come to its end: never scored, never trained."""
         return self.finish is Finish.ABORT
+
+    def scored(self, reward: float) -> Trajectory:
+        """The same with its reward. Every sample comes by here: `replace` would check all its lists again."""
+        made = object.__new__(Trajectory)
+        made.__dict__.update(self.__dict__, reward=reward)
+        return made
 
     def cut(self, tokens: int) -> Trajectory:
         """Its first tokens, as what it was before the others were made."""
@@ -92,6 +100,8 @@ class Trajectory:
 
     def after(self, tokens: int) -> Trajectory:
         """All but its first tokens, with how it ended: `cut(n).joined(after(n))` is the whole."""
+        if not tokens:
+            return self
         return replace(
             self,
             response_ids=self.response_ids[tokens:],

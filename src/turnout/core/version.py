@@ -76,6 +76,8 @@ class Runs:
             before = label
 
     def __len__(self) -> int:
+        if len(self.runs) == 1:  # as nearly always
+            return self.runs[0][0]
         total = 0
         for tokens, _ in self.runs:
             total += tokens

@@ -2,8 +2,8 @@
 
 Promises: tokens, log-probs, mask, versions, engines and KV marks grow and shrink together; tokens of a version that
 is not committed yet are held back, and taken back where it never will be: neither journal nor trajectory ever has
-one. The journal gets every token once, in order, at the latest with the `pace.tokens`-th new one or with the first
-that comes `pace.seconds` after the last report.
+one. The journal is told that there are new tokens at the latest with the `pace.tokens`-th of them or with the first
+that comes `pace.seconds` after the last report; it takes them when it writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from turnout.core.version import Runs, VersionSpans
 from turnout.protocol.stream import PartialReply
 from turnout.weights.routing import Standing
 
-Journal = Callable[[Trajectory], None]
+Journal = Callable[["Draft"], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Desk:
-    """What drafts need of the world: `journal` takes the tokens that are new, as a partial trajectory; `standing`
+    """What drafts need of the world: `journal` is told who has new tokens, and asks for them (`after`); `standing`
     says what became of a version, by its label and the engine that named it."""
 
     journal: Journal
@@ -50,12 +50,9 @@ class Draft:
         self._mixed = list(begun.kv_mixed)
         self._spans = list(begun.spans.runs)
         self._engines = list(begun.engines.runs)
-        self._sure = self._told = len(self.ids)  # tokens of committed versions; tokens that the journal has
+        self._sure = self._told = len(self.ids)  # tokens of committed versions; tokens that the journal was told of
         self._open: list[tuple[int, str, str]] = []  # the versions of the others
         self._reported = desk.clock.now()
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def mask_old(self, serving: str) -> None:
         """What other versions than this one made so far does not train (--mask-offpolicy-in-partial-rollout)."""
@@ -114,12 +111,15 @@ class Draft:
             self.report()
 
     def report(self) -> None:
-        """Gives the journal what it lacks."""
+        """Tells the journal of what is new."""
         self._reported = self._desk.clock.now()
         if self._sure > self._told:
-            new = self._part(self._told, self._sure)
             self._told = self._sure
-            self._desk.journal(new)
+            self._desk.journal(self)
+
+    def after(self, tokens: int) -> Trajectory:
+        """All of committed versions but the first tokens, as a partial trajectory."""
+        return self._part(tokens, self._sure)
 
     def trajectory(self, finish: Finish, text: str) -> Trajectory:
         """All of it, ended so; with ABORT the tokens so far."""

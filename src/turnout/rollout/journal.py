@@ -1,13 +1,16 @@
 """The token journal: members' tokens on their way to the ledger, many at a time.
 
-Promises: what was reported is written at most `DELAY_S` later, or with the `PIECES_MAX`-th piece; pieces of one
-member follow one another; those of a group that has ended some other way are forgotten, not written.
+Promises: what was reported is written at most `DELAY_S` later, or once `PENDING_MAX` members have something to
+write; a member's tokens are taken when they are written, all that it has then as one piece; pieces of one member
+follow one another; those of a group that has ended some other way are forgotten, not written.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, Trajectory
@@ -15,7 +18,18 @@ from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_rows import Piece
 
 DELAY_S = 0.25
-PIECES_MAX = 1024
+PENDING_MAX = 1024
+
+
+class Source(Protocol):
+    """A member while it is made (turnout.rollout.draft.Draft), or once it has ended (a Trajectory)."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def after(self, tokens: int) -> Trajectory:
+        """All that is sure of it but its first tokens."""
+        ...
 
 
 class TokenJournal:
@@ -23,7 +37,7 @@ class TokenJournal:
 
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self._ledger, self._clock = ledger, clock
-        self._pieces: dict[str, list[Piece]] = {}  # by group
+        self._pending: dict[str, Keeper] = {}  # by group
         self._count = 0
         self._later: asyncio.Task[None] | None = None
 
@@ -31,24 +45,26 @@ class TokenJournal:
         """Who takes the tokens of a group, whose members exist as far as `group` has them, by their seeds."""
         return Keeper(group.group_id, self, {t.seed: len(t.response_ids) for t in group.trajectories})
 
-    def add(self, piece: Piece) -> None:
-        """Takes a piece; it is written soon."""
-        self._pieces.setdefault(piece.group_id, []).append(piece)
+    def add(self, keeper: Keeper) -> None:
+        """One more of its members has something to write; it is written soon."""
+        self._pending[keeper.group_id] = keeper
         self._count += 1
-        if self._count >= PIECES_MAX:
+        if self._count >= PENDING_MAX:
             self.write()
         elif self._later is None:
             self._later = asyncio.ensure_future(self._soon())
 
     def write(self) -> None:
-        """Writes all that was taken."""
-        pieces, self._pieces, self._count = self._pieces, {}, 0
-        if pieces:
-            self._ledger.journal(piece for group in pieces.values() for piece in group)
+        """Writes all that there is."""
+        pending, self._pending, self._count = self._pending, {}, 0
+        if pending:
+            self._ledger.journal([piece for keeper in pending.values() for piece in keeper.pieces()])
 
     def forget(self, group_id: str) -> None:
         """The group is written as a whole, or not at all."""
-        self._count -= len(self._pieces.pop(group_id, ()))
+        keeper = self._pending.pop(group_id, None)
+        if keeper is not None:
+            self._count -= len(keeper.sources)
 
     async def close(self) -> None:
         """Writes the rest; nothing is taken after that."""
@@ -63,20 +79,30 @@ class TokenJournal:
         self.write()
 
 
-@dataclass
+@dataclass(slots=True)
 class Keeper:
-    """The members of one group (turnout.rollout.worker.Members). `have`: by seed, how many tokens were taken."""
+    """The members of one group (turnout.rollout.worker.Members). `have`: by seed, how many tokens were taken;
+    `sources`: by number, the members that have something to write."""
 
     group_id: str
     journal: TokenJournal
     have: dict[int, int] = field(default_factory=dict[int, int])
+    sources: dict[int, Source] = field(default_factory=dict[int, Source])
 
-    def tokens(self, member: int, new: Trajectory) -> None:
-        start = self.have.get(new.seed, 0)
-        self.have[new.seed] = start + len(new.response_ids)
-        self.journal.add(Piece(self.group_id, member, start, new))
+    def tokens(self, member: int, draft: Source) -> None:
+        fresh = member not in self.sources
+        self.sources[member] = draft
+        if fresh:
+            self.journal.add(self)
 
-    def ended(self, member: int, made: Trajectory) -> None:
-        start = self.have.get(made.seed, 0)
-        self.have[made.seed] = len(made.response_ids)
-        self.journal.add(Piece(self.group_id, member, start, made.after(start)))
+    ended = tokens
+
+    def pieces(self) -> Iterator[Piece]:
+        """What the ledger lacks."""
+        sources, self.sources = self.sources, {}
+        for member, source in sources.items():
+            start = self.have.get(source.seed, 0)
+            part = source.after(start)
+            if part.response_ids or not part.partial:
+                self.have[source.seed] = start + len(part.response_ids)
+                yield Piece(self.group_id, member, start, part)

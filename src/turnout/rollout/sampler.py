@@ -104,7 +104,7 @@ class Cut:
             self._tasks.discard(task)
 
 
-def _nobody(_new: Trajectory) -> None:
+def _nobody(_draft: Draft) -> None:
     """No journal is kept."""
 
 
@@ -160,14 +160,14 @@ class Sampler:
         engine: EngineClient | None = None
         barren = 0
         while True:
-            stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft))
-            over = ask.plan.left(len(ask.prompt.token_ids), len(draft)) <= 0
+            stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft.ids))
+            over = ask.plan.left(len(ask.prompt.token_ids), len(draft.ids)) <= 0
             if stop is not None or over:
-                made = len(draft)
+                made = len(draft.ids)
                 finish = await self._ended(Finish.LENGTH if stop is None else Finish.STOP, draft, end)
-                if finish is not Finish.ABORT or len(draft) == made:  # else some were void: on from the rest
+                if finish is not Finish.ABORT or len(draft.ids) == made:  # else some were void: on from the rest
                     return finish
-            before, dead = len(draft), None
+            before, dead = len(draft.ids), None
             try:
                 async with self._place(ask, engine, end) as engine:
                     finish = await self._asked(engine, ask, draft, end)
@@ -183,10 +183,10 @@ class Sampler:
             finally:
                 draft.report()
                 self.resumes += bool(before)
-                self.tokens_made += max(0, len(draft) - before)
+                self.tokens_made += max(0, len(draft.ids) - before)
             if finish is not Finish.ABORT:
                 return finish
-            barren = 0 if len(draft) > before else barren + 1
+            barren = 0 if len(draft.ids) > before else barren + 1
             if barren == TRIES_MAX:
                 if dead is not None:
                     raise dead
@@ -231,7 +231,7 @@ class Sampler:
 
     async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, end: float) -> Finish:
         """One request for what is missing; tried again while the engine is busy."""
-        plan, made = ask.plan, len(draft)
+        plan, made = ask.plan, len(draft.ids)
         params = replace(
             plan.params,
             max_new_tokens=plan.left(len(ask.prompt.token_ids), made),
@@ -254,15 +254,15 @@ class Sampler:
         self, engine: EngineClient, request: GenerateRequest, draft: Draft, end: float
     ) -> Finish:
         """Takes over what one request makes; how the response ended, ABORT where it did not."""
-        seam, stops = len(draft), request.params.stop
+        seam, stops = len(draft.ids), request.params.stop
         stream = engine.generate_stream(request, max(0.001, end - self._clock.now()))
         async with contextlib.aclosing(stream):
             async for item in stream:
                 if isinstance(item, GenerateReply):
                     return await self._ended(item.finish, draft, end)
-                since = len(draft)
+                since = len(draft.ids)
                 draft.extend(item, engine.engine_id)
-                if len(draft) < since + len(item.output_ids):  # of a version that never will be committed
+                if len(draft.ids) < since + len(item.output_ids):  # of a version that never will be committed
                     return Finish.ABORT
                 stop = stopped_at(self.decoder, stops, draft.ids, seam, since)
                 if stop is not None:

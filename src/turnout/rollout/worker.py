@@ -17,6 +17,7 @@ from turnout.core.errors import EngineDead, EngineError, EngineRefused
 from turnout.core.rng import SeedTree
 from turnout.core.types import Prompt, RolloutGroup, Trajectory
 from turnout.placement.tasks import together
+from turnout.rollout.draft import Draft
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Ask, Cut, Sampler, SamplingPlan
 
@@ -30,8 +31,8 @@ class GroupFailed(Exception):
 class Members(Protocol):
     """Who keeps the members of one group while they are made, by their number in it."""
 
-    def tokens(self, member: int, new: Trajectory) -> None:
-        """Tokens that are new, as a partial trajectory of their own."""
+    def tokens(self, member: int, draft: Draft) -> None:
+        """There are new tokens, to be had of the draft."""
         ...
 
     def ended(self, member: int, made: Trajectory) -> None:
@@ -42,7 +43,7 @@ class Members(Protocol):
 class Forgotten:
     """Nobody keeps them."""
 
-    def tokens(self, member: int, new: Trajectory) -> None: ...
+    def tokens(self, member: int, draft: Draft) -> None: ...
 
     def ended(self, member: int, made: Trajectory) -> None: ...
 
@@ -108,7 +109,7 @@ class Generator:
         scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         if scored.value is None:
             return f"unscored: {scored.why}"
-        made = replace(made, reward=scored.value)
+        made = made.scored(scored.value)
         keep.ended(member, made)
         return made
 
@@ -126,6 +127,6 @@ class Generator:
             if score.value is None:
                 scored.append(f"unscored: {score.why}")
                 continue
-            scored.append(replace(one, reward=score.value))
-            keep.ended(member, replace(one, reward=score.value))
+            scored.append(one.scored(score.value))
+            keep.ended(member, one.scored(score.value))
         return scored

@@ -12,14 +12,14 @@ import pytest
 
 from tests.scripted_engine import Answer, ScriptedEngine, reply
 from tests.unit.rollout.parts import NO_LIMITS, SEEDS, TOKENS, Bench, memory_ledger, plan
-from tests.unit.rollout.test_sampler import begun
+from tests.unit.rollout.test_sampler import SEED, begun
 from turnout.core.errors import InvariantBroken
 from turnout.core.events import GroupCut, GroupDropped, GroupResumed
 from turnout.core.types import Finish, Prompt, RolloutGroup
 from turnout.placement.real import RealClock
 from turnout.rollout.book import GroupBook
 from turnout.rollout.group_machine import GroupState
-from turnout.rollout.journal import PIECES_MAX, TokenJournal
+from turnout.rollout.journal import PENDING_MAX, TokenJournal
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import PoolPlan
 
@@ -42,7 +42,7 @@ def test_pieces_and_the_end_of_a_member_are_the_member_again() -> None:
         keeper = journal.keeper(GROUP)
         whole = replace(begun(10), finish=Finish.STOP, text="text", reward=0.5)
         keeper.tokens(1, begun(4))
-        keeper.tokens(1, begun(7).after(4))
+        keeper.tokens(1, begun(7))
         keeper.ended(1, whole)
         keeper.ended(0, replace(whole, seed=7))
         assert book.ledger.members(GROUP.group_id) == {}, "many are written at once"
@@ -85,9 +85,9 @@ def test_what_is_reported_is_written_soon_and_at_once_when_it_is_much() -> None:
         await asyncio.sleep(0)
         assert book.ledger.token_count(GROUP.group_id) == 1 and slept == [0.25]
         gate.clear()
-        for at in range(1, PIECES_MAX + 1):
-            keeper.tokens(0, begun(at + 1).after(at))
-        assert book.ledger.token_count(GROUP.group_id) == PIECES_MAX + 1
+        for member in range(1, PENDING_MAX + 1):
+            keeper.tokens(member, replace(begun(1), seed=SEED + member))
+        assert book.ledger.token_count(GROUP.group_id) == PENDING_MAX + 1
         await journal.close()
 
     asyncio.run(main())

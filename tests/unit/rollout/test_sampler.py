@@ -16,7 +16,7 @@ from turnout.core.errors import EngineBusy, EngineDead, EngineRefused, WeightErr
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.protocol.sglang import GenerateReply, SamplingParams
-from turnout.rollout.draft import Pace
+from turnout.rollout.draft import Draft, Pace
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import TRIES_MAX, Ask, Cut, Routes, Sampler, SamplingPlan
 from turnout.rollout.worker import Generator
@@ -92,7 +92,10 @@ class World:
     def ask(self, begun: Trajectory | None = None, **more: Any) -> Ask:
         plan = replace(PLAN, **{key: more.pop(key) for key in list(more) if hasattr(PLAN, key)})
         begun = Trajectory.unbegun(SEED) if begun is None else begun
-        return Ask(PROMPT, plan, begun, 0, self.journal.append, **more)
+        return Ask(PROMPT, plan, begun, 0, self._news, **more)
+
+    def _news(self, draft: Draft) -> None:
+        self.journal.append(draft.after(sum(len(piece.response_ids) for piece in self.journal)))
 
     async def sample(self, begun: Trajectory | None = None, **more: Any) -> Trajectory:
         return await self.sampler.sample(self.ask(begun, **more))
