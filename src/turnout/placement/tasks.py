@@ -15,7 +15,8 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
-    finally:
+    except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        raise

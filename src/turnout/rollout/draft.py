@@ -67,7 +67,7 @@ class Draft:
         self.ids += new.output_ids
         self._logprobs += new.logprobs
         self._mixed += new.kv_mixed
-        masks = self._mask_kv_mixed and any(new.kv_mixed)
+        masks = self._mask_kv_mixed and 1 in new.kv_mixed
         self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else [1] * len(new.kv_mixed)
         for tokens, label in new.spans:
             _lengthen(self._spans, tokens, label)

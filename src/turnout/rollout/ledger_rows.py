@@ -112,7 +112,7 @@ def piece_row(piece: Piece) -> tuple[Any, ...]:
     """The values of one row of `trajectories`, in the order of its columns."""
     part = piece.part
     tokens, logprobs = token_bytes(part)
-    mask, mixed = bytes(part.loss_mask), bytes(part.kv_mixed) if any(part.kv_mixed) else b""
+    mask, mixed = bytes(part.loss_mask), bytes(part.kv_mixed) if 1 in part.kv_mixed else b""
     head = (piece.group_id, piece.member, piece.start, tokens, logprobs, mask, mixed)
     made = (_text(part.spans), _text(part.engines))
     return (*head, *made, part.finish.value, part.reward, part.seed, part.text)

@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from turnout.core.errors import ConfigError, DeadlineExceeded, Fault
+from turnout.core.errors import ConfigError, Fault
 from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.rollout.builtin_rewards import BUILTIN
+from turnout.rollout.deadlines import Deadlines
 from turnout.rollout.reward_threads import CallThreads
 
 Reward = Callable[..., Any]
@@ -85,6 +86,7 @@ class RewardRunner:
         self._clock = clock
         self._deadline_s = deadline_s
         self._workers = workers
+        self._deadlines = Deadlines(clock)
         self._turns = asyncio.Semaphore(workers)
         self._threads = CallThreads()
         self._cut: set[asyncio.Future[Any]] = set()
@@ -143,17 +145,19 @@ class RewardRunner:
     ) -> Any:
         began = self._clock.now()
         try:
-            result = await self._clock.within(seconds, "a reward", asyncio.shield(work))
-        except DeadlineExceeded:
-            abandon(work)
-            return Scored(None, f"no answer within {self._deadline_s:g} s")
+            in_time = await self._deadlines.ended(work, seconds)
         except asyncio.CancelledError:
-            if work.cancelled() and not _being_cancelled():
-                return Scored(None, "raised CancelledError")
             abandon(work)
             raise
-        except Exception as fault:  # noqa: BLE001 - whatever a user's function raises is an outcome
+        if not in_time:
+            abandon(work)
+            return Scored(None, f"no answer within {self._deadline_s:g} s")
+        if work.cancelled():
+            return Scored(None, "raised CancelledError")
+        fault = work.exception()
+        if isinstance(fault, Exception):  # whatever a user's function raises is an outcome
             return Scored(None, f"raised {type(fault).__name__}: {fault}")
+        result = work.result()
         if isinstance(result, Awaitable):  # of a sync function that makes a coroutine
             left = max(0.001, began + seconds - self._clock.now())
             return await self._within(asyncio.ensure_future(result), self._abandon, left)
@@ -182,11 +186,6 @@ def _outcome(result: Any) -> Scored:
         return Scored(None, f"returned {type(result).__name__}, not a number")
     value = float(result)
     return Scored(value) if math.isfinite(value) else Scored(None, f"returned {value}")
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _named_parameters(reward: Reward) -> set[str] | None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, VersionUnmet, WeightError
 from turnout.core.ports import Clock
@@ -29,6 +30,7 @@ from turnout.weights.routing import Standing
 BUSY_PAUSE_S = 0.2
 GONE_S = 2.0
 TRIES_MAX = 3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,18 +90,18 @@ class Cut:
             for task in self._tasks:
                 task.cancel()
 
-    @contextlib.contextmanager
-    def ends(self) -> Iterator[None]:
-        """Leaves the block where it is when the cut is made; a task that is cancelled besides stays cancelled."""
+    async def under(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What `work` returns, None where the cut ends it; a task that is cancelled besides stays cancelled."""
         task = asyncio.current_task()
         assert task is not None, "samples are made in tasks"
-        before, cut_before = task.cancelling(), self.made
+        before = task.cancelling()
         self._tasks.add(task)
         try:
-            yield
+            return await work
         except asyncio.CancelledError:
-            if not self.made or cut_before or task.uncancel() > before:
+            if not self.made or task.uncancel() > before:
                 raise
+            return None
         finally:
             self._tasks.discard(task)
 
@@ -143,13 +145,10 @@ class Sampler:
         EngineError; EngineDead where an engine is gone and nobody fences it."""
         desk = Desk(ask.journal, self._routes.standing, self._clock, self._pace)
         draft = Draft(ask.begun, desk, ask.plan.mask_kv_mixed)
-        finish = Finish.ABORT
-        if not ask.cut.made:
-            with ask.cut.ends():
-                finish = await self._made(ask, draft)
-        if finish is Finish.ABORT:
+        finish = None if ask.cut.made else await ask.cut.under(self._made(ask, draft))
+        if finish is None or finish is Finish.ABORT:
             draft.drop_unsure()
-            return draft.trajectory(finish, "")
+            return draft.trajectory(Finish.ABORT, "")
         return draft.trajectory(finish, self.decoder.decode(draft.ids, skip_special_tokens=True))
 
     async def _made(self, ask: Ask, draft: Draft) -> Finish:
@@ -232,8 +231,7 @@ class Sampler:
     async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, end: float) -> Finish:
         """One request for what is missing; tried again while the engine is busy."""
         plan, made = ask.plan, len(draft.ids)
-        params = replace(
-            plan.params,
+        params = plan.params.but(
             max_new_tokens=plan.left(len(ask.prompt.token_ids), made),
             min_new_tokens=max(0, plan.params.min_new_tokens - made),
             sampling_seed=draft.seed,

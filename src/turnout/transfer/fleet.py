@@ -118,7 +118,7 @@ class Fleet:
         """What became of the version of this label, as this engine told it of its tokens: COMMITTED only where the
         engine has proved it, since one that loaded something else has the same label. A text that is no label of
         ours names nothing that could be known; the lag gate refuses its tokens."""
-        if label_counter(label) is None or label in self._proved.get(engine_id, ()):
+        if label in self._proved.get(engine_id, ()) or label_counter(label) is None:
             return Standing.COMMITTED
         return Standing.TENTATIVE if engine_id in self._tentative else Standing.VOID
 
