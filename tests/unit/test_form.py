@@ -18,7 +18,6 @@ BROAD = {"Exception", "BaseException"}
 # Places that may catch everything and go on: (module, function) -> why.
 BROAD_ALLOWED = {
     ("observe/panel.py", "_drawn"): "a fault of the picture must not end a run; it is shown in its place",
-    ("rollout/rewards.py", "_within"): "whatever a user's reward raises is the outcome of that sample",
     (
         "rollout/reward_threads.py",
         "body",

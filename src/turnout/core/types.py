@@ -35,9 +35,6 @@ class Prompt:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-_NO_SPANS, _NO_RUNS = VersionSpans(), Runs()
-
-
 @dataclass(frozen=True)
 class Trajectory:
     """One sampled response, or the first tokens of one (`finish` ABORT, no text, no reward). `logprobs` are
@@ -61,7 +58,13 @@ class Trajectory:
         count = len(self.response_ids)
         if not self.kv_mixed:
             object.__setattr__(self, "kv_mixed", (0,) * count)
-        inner = len(self.logprobs), len(self.loss_mask), len(self.spans), len(self.engines), len(self.kv_mixed)
+        inner = (
+            len(self.logprobs),
+            len(self.loss_mask),
+            len(self.spans),
+            len(self.engines),
+            len(self.kv_mixed),
+        )
         if inner != (count,) * 5:
             raise InvariantBroken(
                 "tokens, log-probs, mask, spans, engines and KV marks differ in length: "
@@ -71,17 +74,18 @@ class Trajectory:
     @classmethod
     def unbegun(cls, seed: int) -> Trajectory:
         """No token yet."""
-        return cls((), (), (), _NO_SPANS, Finish.ABORT, "", _NO_RUNS, seed)
+        return _UNBEGUN.but(seed=seed)
 
     @property
     def partial(self) -> bool:
         """Whether it has not come to its end: never scored, never trained."""
         return self.finish is Finish.ABORT
 
-    def scored(self, reward: float) -> Trajectory:
-        """The same with its reward. Every sample comes by here: `replace` would check all its lists again."""
+    def but(self, **changes: Any) -> Trajectory:
+        """The same tokens with another seed or reward. Every sample comes by here, where `replace` would check all
+        the lists again."""
         made = object.__new__(Trajectory)
-        made.__dict__.update(self.__dict__, reward=reward)
+        made.__dict__.update(self.__dict__, **changes)
         return made
 
     def cut(self, tokens: int) -> Trajectory:
@@ -126,6 +130,9 @@ class Trajectory:
             engines=self.engines.joined(more.engines),
             kv_mixed=self.kv_mixed + more.kv_mixed,
         )
+
+
+_UNBEGUN = Trajectory((), (), (), VersionSpans(), Finish.ABORT, "", Runs(), 0)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class SamplingParams:
     stream_interval: int | None = None
 
     def but(self, **changes: Any) -> SamplingParams:
-        """The same with other values for some; `dataclasses.replace` takes four times as long, for every request."""
+        """The same with other values for some; `replace` takes four times as long, for every request."""
         made = object.__new__(SamplingParams)
         made.__dict__.update(self.__dict__, **changes)
         return made

@@ -164,7 +164,9 @@ class Sampler:
             if stop is not None or over:
                 made = len(draft.ids)
                 finish = await self._ended(Finish.LENGTH if stop is None else Finish.STOP, draft, end)
-                if finish is not Finish.ABORT or len(draft.ids) == made:  # else some were void: on from the rest
+                if (
+                    finish is not Finish.ABORT or len(draft.ids) == made
+                ):  # else some were void: on from the rest
                     return finish
             before, dead = len(draft.ids), None
             try:

@@ -109,7 +109,7 @@ class Generator:
         scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         if scored.value is None:
             return f"unscored: {scored.why}"
-        made = made.scored(scored.value)
+        made = made.but(reward=scored.value)
         keep.ended(member, made)
         return made
 
@@ -127,6 +127,6 @@ class Generator:
             if score.value is None:
                 scored.append(f"unscored: {score.why}")
                 continue
-            scored.append(one.scored(score.value))
-            keep.ended(member, one.scored(score.value))
+            scored.append(one.but(reward=score.value))
+            keep.ended(member, one.but(reward=score.value))
         return scored
