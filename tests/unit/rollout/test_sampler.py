@@ -432,7 +432,7 @@ def test_a_group_makes_only_what_is_missing() -> None:
         kept: list[tuple[int, str]] = []
 
         class Keep:
-            def tokens(self, member: int, new: Trajectory) -> None:
+            def tokens(self, member: int, draft: Draft) -> None:
                 kept.append((member, "tokens"))
 
             def ended(self, member: int, made: Trajectory) -> None:
