@@ -29,6 +29,7 @@ def test_every_schedule_trains_the_same_trajectories_within_its_bound(outcomes: 
 def test_no_schedule_is_faster_than_the_best_and_async_is_the_fastest(outcomes: dict[str, Outcome]) -> None:
     """In virtual time, which no machine slows down."""
     assert best(SMALL) <= outcomes["async"].seconds
+    assert best(SMALL) > 0.93 * outcomes["async"].seconds  # 0.87 where requests wait in the engines' queues
     assert outcomes["async"].seconds < 0.9 * outcomes["pipelined"].seconds
     assert outcomes["pipelined"].seconds < 0.9 * outcomes["sync"].seconds
 
