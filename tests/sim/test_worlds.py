@@ -69,4 +69,4 @@ def under_pressure(seed, options=CALM, **more):
 
 def test_fewer_requests_are_put_back_where_admission_looks_at_the_memory():
     assert under_pressure(0, kv_high_watermark=0.7) < 0.7 * under_pressure(0)
-    under_pressure(2, WorldOptions(), kv_high_watermark=0.5)  # engines die, reports are lost: nothing is stuck
+    under_pressure(2, WorldOptions(), kv_high_watermark=0.5)  # whatever goes wrong, nothing is stuck

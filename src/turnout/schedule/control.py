@@ -108,12 +108,15 @@ class ControlPlane:
         self._gate.restore(returning.versions.values())
         self._world.source.seek(self.book.ledger.next_ordinal())
 
-    async def run(self, base: WeightVersion, first: int = 0) -> int:
-        """The loop from step `first`, whose weights every engine has attested as `base`. Returns the steps done;
-        nothing of it is under way after that, however it ended. Raises RunStopped where `stop` was called, after a
-        checkpoint of the steps done."""
-        self.updates.adopt(base, first)
-        self.pool.release(first, base.root)
+    async def run(self, base: WeightVersion, first: int = 0, restored: bool = False) -> int:
+        """The loop from step `first`, whose weights every engine has attested as `base`, or those that the trainer
+        restored. Returns the steps done; nothing of it is under way after that, however it ended. Raises RunStopped
+        where `stop` was called, after a checkpoint of the steps done."""
+        if restored:
+            await self.updates.restore(first)
+        else:
+            self.updates.adopt(base, first)
+        self.pool.release(first, self.updates.current.root)
         watch = None if self._watch is None else asyncio.ensure_future(self._watch.run())
         try:
             return await run_loop(self._parts, first, self._steps)

@@ -26,7 +26,6 @@ from turnout.rollout.ledger_rows import VersionRow
 from turnout.rollout.returning import COMMITTED
 from turnout.schedule.checkpoint_state import Checkpoint, newest_checkpoint
 from turnout.schedule.parts import TrainerThread
-from turnout.schedule.updates import Weights
 from turnout.train.backend import TrainBackend
 from turnout.weights.catalog import INCARNATIONS
 from turnout.weights.digest import root_of
@@ -105,25 +104,18 @@ def standing_versions(rows: Iterable[VersionRow], step: int) -> list[tuple[Weigh
     return [(found[at], at) for at in sorted(found)]
 
 
-async def restore_weights(
-    beginning: Beginning, trainer: TrainerThread, weights: Weights
-) -> WeightVersion | None:
-    """Loads the trainer's state and publishes its weights to every engine; the version, None where there is no
-    checkpoint. Raises ModelError for a state of another model, InvariantBroken for other weights than the
-    checkpoint's version, WeightError as updates do."""
+async def load_weights(beginning: Beginning, trainer: TrainerThread) -> None:
+    """Loads the trainer's state, where there is a checkpoint. Raises ModelError for a state of another model,
+    InvariantBroken for other weights than the checkpoint's version."""
     checkpoint = beginning.checkpoint
     if checkpoint is None:
-        return None
+        return
     root = await trainer.call("the checkpoint to be loaded", lambda t: _loaded(t, checkpoint.folder))
     if root != checkpoint.state.version.root:
         raise InvariantBroken(
             f"{checkpoint.folder} holds weights with the root {root}, its version is "
             f"{checkpoint.state.version.label}"
         )
-    update = weights.begin(beginning.step)
-    await update.publish()
-    await update.prepare()
-    return await update.commit()
 
 
 def _loaded(trainer: TrainBackend, folder: Path) -> str:

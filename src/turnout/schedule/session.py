@@ -49,7 +49,7 @@ from turnout.schedule.resume import (
     earlier_events,
     earlier_points,
     find_beginning,
-    restore_weights,
+    load_weights,
     standing_versions,
 )
 from turnout.schedule.resume_ledger import open_ledger, returning_groups
@@ -226,14 +226,15 @@ class Session:
         expected = await self._expected(trainer, updater)
         await updater.adopt(base, ATTEST_DEADLINE_S, expected)
         first = self._beginning.step
-        version = await restore_weights(self._beginning, trainer, world.weights)
+        await load_weights(self._beginning, trainer)
         if self.paths.resumed:
             interval, policy = self.config.update_weights_interval, Fate(self.config.on_resume)
             plane.restore(returning_groups(plane.book, world.source.prompt, first, interval, policy), first)
         reporter.step_begins()
         started = self._clock.now()
         try:
-            self.outcome.steps_done = await plane.run(base if version is None else version, first)
+            restored = self._beginning.checkpoint is not None
+            self.outcome.steps_done = await plane.run(base, first, restored)
         finally:
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
 

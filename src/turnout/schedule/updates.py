@@ -106,6 +106,13 @@ class Updates:
         self._current, self._published = version, steps_done
         self._around.gate.committed(version, steps_done)
 
+    async def restore(self, steps_done: int) -> None:
+        """The weights that the trainer restored are made current in full before anything is sampled. Raises
+        WeightError as any update."""
+        update = await self._to_engines(steps_done)
+        await self._prepare(update)
+        self.adopt(await update.commit(), steps_done)
+
     async def publish(self, steps_done: int, last: bool) -> WeightVersion:
         """Publishes the weights after `steps_done` train steps where that is due. Returns the version that is
         current then. Raises where an update fails that the run can't go on without."""
@@ -130,21 +137,29 @@ class Updates:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _begin(self, steps_done: int, must: bool) -> None:
-        phases, update = self._around.phases, self._weights.begin(steps_done)
         self._published = steps_done
         try:
-            with phases("publish"):
-                self._around.gate.published((await update.publish()).version)
+            update = await self._to_engines(steps_done)
             if not must and self._weights.detached:
                 self._task = asyncio.ensure_future(self._beside(update, steps_done))
                 return
-            with phases("prepare"):
-                await update.prepare()
+            await self._prepare(update)
             await self._rest_cleared(update)
-            with phases("activate"):
+            with self._around.phases("activate"):
                 await self._commit(update, steps_done)
         except FAULTS as fault:
             self._fail(fault, must)
+
+    async def _to_engines(self, steps_done: int) -> PendingUpdate:
+        """The update, published."""
+        update = self._weights.begin(steps_done)
+        with self._around.phases("publish"):
+            self._around.gate.published((await update.publish()).version)
+        return update
+
+    async def _prepare(self, update: PendingUpdate) -> None:
+        with self._around.phases("prepare"):
+            await update.prepare()
 
     async def _beside(self, update: PendingUpdate, steps_done: int) -> None:
         phases = self._around.phases

@@ -50,7 +50,7 @@ from turnout.schedule.loop import StepBatch
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
-from turnout.schedule.resume import Beginning, find_beginning, restore_weights
+from turnout.schedule.resume import Beginning, find_beginning, load_weights
 from turnout.schedule.resume_ledger import open_ledger, returning_groups
 from turnout.schedule.run_record import open_record
 from turnout.sim.disk import VirtualDisk
@@ -310,13 +310,13 @@ class Controller:
 
         async def loop() -> None:
             await updater.adopt(base, ATTEST_S)
-            version = await restore_weights(begin, thread, weights)
+            await load_weights(begin, thread)
             if paths.resumed:
                 checkpoints.saved = begin.step
                 policy = Fate(config.on_resume)
                 interval = config.update_weights_interval
                 plane.restore(returning_groups(book, source.prompt, begin.step, interval, policy), begin.step)
-            await plane.run(base if version is None else version, begin.step)
+            await plane.run(base, begin.step, begin.checkpoint is not None)
 
         await self._supervised(loop())
 
