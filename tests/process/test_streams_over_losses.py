@@ -182,7 +182,9 @@ class Deployment:
 
 
 @pytest.mark.parametrize("policy", OnUpdate)
-def test_an_update_in_the_middle(engines, models, tmp_path, policy):
+def test_an_update_in_the_middle(engines, models, tmp_path, policy, monkeypatch):
+    monkeypatch.setattr("turnout.transfer.update.IDLE_S", 0.0)  # else they may end while it waits
+
     async def main() -> None:
         run = Deployment(engines[0], models, tmp_path, policy)
         fleet, client = run.updater.fleet, run.updater.fleet.engines["e0"]

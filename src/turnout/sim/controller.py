@@ -53,6 +53,7 @@ from turnout.schedule.publications import Publications
 from turnout.schedule.resume import Beginning, find_beginning, load_weights
 from turnout.schedule.resume_ledger import open_ledger, returning_groups
 from turnout.schedule.run_record import open_record
+from turnout.serving.weights_client import OnUpdate
 from turnout.sim.disk import VirtualDisk
 from turnout.sim.engine import VirtualEngine
 from turnout.sim.loop import LIFE, Killed, Life
@@ -283,7 +284,8 @@ class Controller:
         await asyncio.to_thread(store.open, run_id, begin.incarnation, base.root, begin.start)
         published = Publications(self._events, book.ledger)
         published.expect(base, 0)
-        transport = VirtualTransport(store, clock, world.faults, world.plan.detached)
+        transport = VirtualTransport(store, clock, world.faults, OnUpdate(config.weight_update_policy))
+        transport.detached = world.plan.detached
         clients = [self._clients[engine.name] for engine in alive]
         updater = self._updater = Updater(transport, clients, published, clock, wiring.update_policy(config))
         rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)

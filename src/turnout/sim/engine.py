@@ -268,7 +268,12 @@ class VirtualEngine:
         del other
         if self.prepared is None or self.prepared[0] != body["prepared_id"]:
             return 400, {"success": False, "message": "no such set is prepared"}
+        if body["abort_all_requests"]:
+            self.abort(None, "aborted by an update")
+        elif body["flush_cache"]:
+            self._retract()
         _, self.root, self.label = self.prepared
+        self._fill()
         return 200, {"success": True, "version": self.label, "root": self.root}
 
     def _load(self, body: Row, other: bool) -> tuple[int, Row]:
@@ -286,12 +291,16 @@ class VirtualEngine:
         if mode == "abort":
             self.abort(None, "aborted by a pause")
         elif mode == "retract":
-            for run in reversed(self.running.values()):
-                run.epoch += 1
-                self._waiting.appendleft(run)
-            self.running = {}
+            self._retract()
         self.paused = True
         return 200, {"message": "paused", "status": "ok", "requests": held}
+
+    def _retract(self) -> None:
+        """Puts what runs back: it keeps its tokens, and is computed anew."""
+        for run in reversed(self.running.values()):
+            run.epoch += 1
+            self._waiting.appendleft(run)
+        self.running = {}
 
     def _continue(self, body: Row, other: bool) -> tuple[int, Row]:
         del body, other

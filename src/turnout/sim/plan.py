@@ -84,7 +84,7 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         "deterministic": rng.random() < 0.25,
     } | _schedule(rng, schedule)
     options["save_interval"] = rng.choice((1, 2, 4)) * options["update_weights_interval"]
-    options |= fixed
+    options = _in_flight(seed, options) | options | fixed
     if options["deterministic"]:
         options.pop("rollout_window", None)
     shapes = tuple(_engine(rng, median) for _ in range(engines))
@@ -130,6 +130,24 @@ def _schedule(rng: random.Random, asked: str | None) -> dict[str, Any]:
         lead = max(staleness, least) + rng.choice((0, 1, 2))
         options |= {"max_lead": lead, "rollout_window": window, "max_engine_lag": lag}
     return options
+
+
+def _in_flight(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
+    """What becomes of requests that are in flight when the weights change, or when a batch is complete."""
+    rng = random.Random(f"in flight/{seed}")
+    if drawn["deterministic"]:
+        return {}
+    if drawn["schedule"] == "async":
+        policy = rng.choice((None, "drain", "abort", "retract", "continue"))
+        return {"on_weight_update": policy, "mask_kv_mixed": policy == "continue" and rng.random() < 0.5}
+    if rng.random() < 0.5:
+        return {}
+    partial = rng.random() < 0.7
+    return {
+        "over_sampling_batch_size": GROUPS + rng.choice((2, 5, 10)),
+        "partial_rollout": partial,
+        "mask_offpolicy_in_partial_rollout": partial and rng.random() < 0.5,
+    }
 
 
 def _engine(rng: random.Random, median: float) -> EngineShape:

@@ -13,7 +13,7 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
-from turnout.serving.weights_client import EngineWeights
+from turnout.serving.weights_client import EngineWeights, OnUpdate
 from turnout.sim.faults import Faults
 from turnout.transfer.outcomes import outcomes
 from turnout.transfer.transport import Export, Ready
@@ -24,9 +24,11 @@ from turnout.weights.store import WeightStore
 class VirtualTransport:
     """See the module."""
 
-    def __init__(self, store: WeightStore, clock: Clock, faults: Faults, detached: bool = True) -> None:
-        """`detached`: as a way through files, which has all of a version when it is published."""
-        self.store, self._clock, self._faults, self.detached = store, clock, faults, detached
+    detached = True  # as a way through files, which has all of a version when it is published
+
+    def __init__(self, store: WeightStore, clock: Clock, faults: Faults, on_update: OnUpdate) -> None:
+        """`on_update`: what activation does to requests in flight."""
+        self.store, self._clock, self._faults, self._on_update = store, clock, faults, on_update
         self._prepared: dict[str, str] = {}
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
@@ -58,7 +60,8 @@ class VirtualTransport:
         end = self._clock.now() + deadline_s
 
         async def put(engine: EngineClient) -> Attestation:
-            await EngineWeights(engine).activate(self._prepared[engine.engine_id], deadline_s)
+            prepared = self._prepared[engine.engine_id]
+            await EngineWeights(engine).activate(prepared, deadline_s, self._on_update)
             return await engine.attest(max(0.001, end - self._clock.now()))
 
         return await outcomes(engines, put)

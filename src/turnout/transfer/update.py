@@ -31,6 +31,7 @@ from turnout.weights.update_machine import Attested, Begin, Failed, Go, Joined, 
 if TYPE_CHECKING:
     from turnout.transfer.updater import Updater
 
+IDLE_S, IDLE_POLL_S = 1.0, 0.05
 FAULTS = (EngineError, WeightError, DeadlineExceeded)
 
 
@@ -168,15 +169,20 @@ class Update:
         ]
 
     async def _go(self) -> machine.Event:
-        """Which engines still run requests, where they may not; one that does not say has failed."""
+        """Which engines still run requests, where they may not; one that does not say has failed. A request that
+        was just cut ends at its engine a moment later, once that has seen the connection close."""
         if not self._owner.policy.drained:
             return Go()
+        end = self._clock.now() + IDLE_S
+
+        async def load(engine: EngineClient) -> int:
+            return await self._clock.within(self._left(), f"the load of {engine.engine_id}", engine.load())
 
         async def running(engine: EngineClient) -> int:
             try:
-                return await self._clock.within(
-                    self._left(), f"the load of {engine.engine_id}", engine.load()
-                )
+                while (count := await load(engine)) and self._clock.now() < end:
+                    await self._clock.sleep(IDLE_POLL_S)
+                return count
             except FAULTS as fault:
                 self._feed(Failed(engine.engine_id, str(fault)))
                 return 0

@@ -86,6 +86,20 @@ def on(folder: Path, use: Callable[[Deployment], Awaitable[Any]], **more: Any) -
     return asyncio.run(main())
 
 
+def test_a_request_that_was_just_cut_is_waited_for(tmp_path: Path) -> None:
+    """An engine sees a moment later that the connection was closed."""
+
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        idle = d.engines[1].load
+        busy_with_a_request(d.engines[1])
+        asyncio.get_running_loop().call_later(0.1, setattr, d.engines[1], "load", idle)
+        await d.update(1)
+        assert len(d.engines[1].sent(ACTIVATE)) == 1
+
+    on(tmp_path, use)
+
+
 FLAGS = {
     OnUpdate.DRAIN: {"abort_all_requests": False, "flush_cache": True},
     OnUpdate.ABORT: {"abort_all_requests": True, "flush_cache": True},
