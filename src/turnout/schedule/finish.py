@@ -22,7 +22,7 @@ from turnout.observe.summary import EvalScore, RunSummary, lag_summary, wilson_i
 from turnout.rollout.evaluate import EvalPoint
 from turnout.schedule.eval_sets import BASELINE, SAMPLED
 from turnout.schedule.evaluations import EvalRuns
-from turnout.schedule.session import RunOutcome
+from turnout.schedule.incarnation import RunOutcome
 
 
 def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store) -> RunSummary:

@@ -1,4 +1,4 @@
-"""One life of a controller: the production's parts on the ports of a virtual world, as turnout.schedule.session
+"""One life of a controller: the production's parts on the ports of a virtual world, as turnout.schedule.incarnation
 wires them for real processes.
 
 Owns what dies with the process. Promises: nothing between the ports is the simulator's own: record, resume, ledger,

@@ -1,0 +1,245 @@
+"""One incarnation of a run at work: engines, trainer, weights and the control plane, wired and set going.
+
+Order: engines and trainer start side by side; the version that the engines loaded is attested before the first
+prompt is taken; a checkpoint's weights are loaded and made current before that as well. Promises: an engine that
+dies is told, and ends the run where it can't do without; the trainer's thread is gone afterwards. Engines belong to
+the session, which stops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from turnout.config.run_config import RunConfig
+from turnout.config.rundir import RunPaths
+from turnout.core.errors import EngineDead
+from turnout.core.events import EngineLost
+from turnout.core.ports import Clock, Store
+from turnout.core.version import WeightVersion
+from turnout.observe.metrics import read_metrics
+from turnout.rollout.draft import Pace
+from turnout.rollout.sampler import Routes, Sampler
+from turnout.rollout.staleness import Fate
+from turnout.rollout.worker import Generator
+from turnout.schedule import wiring
+from turnout.schedule.checkpoint_contents import About, Written, contents_of
+from turnout.schedule.checkpoints import RunCheckpoints
+from turnout.schedule.control import ControlPlane, World
+from turnout.schedule.eval_sets import make_evaluations
+from turnout.schedule.evaluations import EvalRuns, EvalWorld
+from turnout.schedule.inputs import RunInputs
+from turnout.schedule.parts import TrainerThread, WeightUpdates
+from turnout.schedule.phases import Phases
+from turnout.schedule.publications import Publications
+from turnout.schedule.reporter import Curves, RunReporter, Sources
+from turnout.schedule.resume import (
+    Beginning,
+    load_weights,
+    standing_versions,
+)
+from turnout.schedule.resume_ledger import returning_groups
+from turnout.schedule.run_engines import RunEngines, Watch
+from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
+from turnout.schedule.weight_plane import (
+    Origin,
+    check_engines,
+    final_checkpoint,
+    make_store,
+    open_plane,
+)
+from turnout.serving.launcher import Engine, HealthProbe, launch
+from turnout.serving.sglang_launcher import launch_sglang
+from turnout.transfer.updater import Updater
+from turnout.weights.stock_checksums import stock_checksums
+
+TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of an incarnation before anything is started."""
+
+    config: RunConfig
+    paths: RunPaths
+    run_id: str
+    beginning: Beginning
+    clock: Clock
+    files: Store
+
+
+@dataclass
+class RunOutcome:
+    """What a run came to, for the summary; filled as it goes."""
+
+    status: str = "failed"
+    reason: str = ""
+    seconds_total: float = 0.0
+    seconds_training: float = 0.0
+    steps_done: int = 0
+    curves: Curves = field(default_factory=Curves)
+    evals: EvalRuns | None = None
+    final_folder: Path | None = None
+
+
+async def launched(run: Run, model: Path, index: int) -> Engine:
+    """Starts the engine of an index."""
+    config, folders = run.config, (run.paths.engines, run.paths.weights)
+    if config.engine == "sglang":
+        return await launch_sglang(wiring.sglang_launch(config, index, model, folders[0]), run.clock)
+    return await launch(wiring.engine_launch(config, index, model, folders), run.clock)
+
+
+class Incarnation:
+    """See the module. `stop` returns when the run should stop early, in good order; `train` fills `outcome` as it
+    goes."""
+
+    def __init__(
+        self,
+        run: Run,
+        engines: RunEngines,
+        phases: Phases,
+        outcome: RunOutcome,
+        stop: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._run, self._engines, self._phases, self.outcome, self._stop = run, engines, phases, outcome, stop
+        self.config, self.paths, self._beginning = run.config, run.paths, run.beginning
+        self._clock, self._files = run.clock, run.files
+
+    async def train(self, inputs: RunInputs, written: Written) -> None:
+        """Starts engines and trainer, and trains to the end of the run; engines may be left running."""
+        config, events, book, reporter = self.config, written.events, written.book, written.reporter
+        trainer = TrainerThread(self._clock, config.train_step_timeout_s)
+        try:
+            await self._start(inputs, trainer)
+            clients = self._engines.clients
+            store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
+            await check_engines(config, clients)
+            incarnation = self._beginning.incarnation
+            origin = Origin(trainer, inputs.model, incarnation, self._beginning.start)
+            transport, base = await open_plane(config, store, self._clock, origin, self._run.run_id)
+            published = Publications(events, book.ledger)
+            published.expect(base, 0)
+            updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
+            weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
+            rewards = wiring.reward_runner(config, self._clock)
+            generator = Generator(self._sampler(updater, inputs), rewards)
+            around = EvalWorld(store.keep, events, self._phases, self._clock)
+            evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
+            evals.restore(written.points, standing_versions(book.ledger.versions(), self._beginning.step))
+            self.outcome.evals = evals
+            about = About(self._run.run_id, incarnation, inputs.fingerprints[0].digest, inputs.source)
+            contents = contents_of(about, written, store, updater)
+            plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
+            checkpoints = RunCheckpoints(plan, self._files, trainer, contents)
+            parts = generator, trainer, weights, evals, checkpoints, reporter, self._phases
+            world = World(self._clock, events, inputs.source, *parts)
+            plane = ControlPlane(config, world, book, inputs.steps)
+            if self.paths.resumed:
+                reporter.restore(read_metrics(self.paths.metrics), evals.rows())
+                self.outcome.seconds_training = sum(reporter.curves.seconds)
+                checkpoints.saved = self._beginning.step
+            sources = Sources(self._engines.views, evals.curve, evals.rows, lambda: published.last)
+            reporter.open(config.run_name or "run", inputs.steps, sources)
+            lost = partial(self._lost, updater, written)
+            stopper = asyncio.ensure_future(self._stopped(plane))
+            try:
+                await self._supervised(self._loop(plane, world, updater, base), reporter, lost)
+            finally:
+                stopper.cancel()
+            if evals.kept:  # on an engine of their own, when those of the run are gone
+                await self._engines.stop()
+                await score_kept(config, evals, self.paths.weights, inputs.model, self._files)
+                reporter.tick()  # writes the points
+            self.outcome.final_folder = final_checkpoint(self.paths.weights, self._current(updater))
+        finally:
+            trainer.close()
+
+    async def _loop(self, plane: ControlPlane, world: World, updater: Updater, base: WeightVersion) -> None:
+        """Adopts the base version, then runs THE loop."""
+        trainer, reporter, evals = world.trainer, world.reporter, world.evaluations
+        assert isinstance(trainer, TrainerThread) and isinstance(reporter, RunReporter)
+        assert isinstance(evals, EvalRuns)
+        expected = await self._expected(trainer, updater)
+        await updater.adopt(base, ATTEST_DEADLINE_S, expected)
+        first = self._beginning.step
+        await load_weights(self._beginning, trainer)
+        if self.paths.resumed:
+            interval, policy = self.config.update_weights_interval, Fate(self.config.on_resume)
+            plane.restore(returning_groups(plane.book, world.source.prompt, first, interval, policy), first)
+        reporter.step_begins()
+        started = self._clock.now()
+        try:
+            restored = self._beginning.checkpoint is not None
+            self.outcome.steps_done = await plane.run(base, first, restored)
+        finally:
+            self.outcome.seconds_training += self._clock.now() - started - evals.seconds
+
+    def _lost(self, updater: Updater, written: Written, fault: EngineDead) -> None:
+        written.events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
+        written.reporter.say(f"{fault}; the run goes on (--min-engines {self.config.min_engines})")
+        updater.lost(fault.engine_id, fault.reason)
+
+    async def _stopped(self, plane: ControlPlane) -> None:
+        await self._stop()
+        plane.stop()
+
+    @staticmethod
+    async def _expected(trainer: TrainerThread, updater: Updater) -> dict[str, str] | None:
+        """What stock engines must report of the base weights; None where there are none."""
+        stock = updater.policy.stock
+        if stock is None:
+            return None
+        what = "the base weights to be digested as SGLang does"
+        return await trainer.call(what, lambda t: stock_checksums(t.export(), stock))
+
+    async def _start(self, inputs: RunInputs, trainer: TrainerThread) -> None:
+        """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""
+        config = self.config
+        self.paths.weights.mkdir(parents=True, exist_ok=True)
+        settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
+        jobs = [trainer.start(settings), *map(self._engines.start, range(config.rollout_num_engines))]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
+        fleet = updater.fleet
+        room = wiring.request_room(self.config, fleet.engines)
+        routes = Routes(fleet.routable, fleet.standing, fleet.changed, room)
+        pace = Pace(self.config.token_journal_interval)
+        return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
+
+    async def _supervised(
+        self, work: Coroutine[Any, Any, None], reporter: RunReporter, lost: Callable[[EngineDead], None]
+    ) -> None:
+        """Runs `work` beside a watch on every engine. A death is told to `lost`; with fewer engines left than an
+        update needs (--min-engines) it ends the run."""
+        config = self.config
+        probe = HealthProbe(config.rollout_health_check_interval, config.rollout_health_check_timeout)
+        needed = config.rollout_num_engines if config.min_engines is None else config.min_engines
+        ticker = asyncio.ensure_future(self._tick(reporter))
+        try:
+            await self._engines.during(work, Watch(probe, needed, self._phase, lost))
+        finally:
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
+            reporter.tick()  # the last evaluation came after the last step
+
+    def _phase(self) -> str:
+        return self._phases.current
+
+    async def _tick(self, reporter: RunReporter) -> None:
+        while True:
+            await self._clock.sleep(TICK_S)
+            reporter.tick()
+
+    @staticmethod
+    def _current(updater: Updater) -> WeightVersion:
+        assert updater.current is not None, "the base version is adopted before anything asks"
+        return updater.current
