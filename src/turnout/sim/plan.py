@@ -84,7 +84,8 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         "deterministic": rng.random() < 0.25,
     } | _schedule(rng, schedule)
     options["save_interval"] = rng.choice((1, 2, 4)) * options["update_weights_interval"]
-    options = _in_flight(seed, options) | options | fixed
+    options |= fixed
+    options = _in_flight(seed, options) | options
     if options["deterministic"]:
         options.pop("rollout_window", None)
     shapes = tuple(_engine(rng, median) for _ in range(engines))

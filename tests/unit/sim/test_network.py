@@ -12,7 +12,7 @@ from turnout.core.types import Finish
 from turnout.core.version import WeightVersion
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.protocol.stream import PartialReply
-from turnout.serving.weights_client import EngineWeights
+from turnout.serving.weights_client import EngineWeights, OnUpdate
 from turnout.sim.engine import EngineShape, VirtualEngine
 from turnout.sim.faults import Faults
 from turnout.sim.loop import Life, VirtualClock, VirtualLoop
@@ -92,7 +92,7 @@ def test_an_update_in_the_middle_shows_in_the_spans():
         await asyncio.sleep(0.4)
         weights = EngineWeights(client)
         made = await weights.prepare(NEXT.root, NEXT.label, 60)
-        await weights.activate(made, 60)
+        await weights.activate(made, 60, OnUpdate.CONTINUE)
         assert (await client.attest(60)).root == NEXT.root == engine.root
         return await asked
 
