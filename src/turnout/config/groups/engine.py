@@ -27,7 +27,10 @@ class EngineOptions(Options):
         32768, "Size of each engine's KV cache, shared by all its requests.", unit="tokens", ge=16
     )
     engine_max_running_requests: int = option(
-        64, "Requests that one engine decodes at a time; more wait in its queue.", unit="requests", ge=1
+        64,
+        "Requests that one engine decodes at a time; as many more wait in its queue, the rest at the controller.",
+        unit="requests",
+        ge=1,
     )
     engine_step_tokens: int = option(
         512,
