@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnout.core.errors import DataError, Fault, InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
@@ -26,8 +26,7 @@ assert sys.byteorder == "little" and array("i").itemsize == 4, (
 TOKEN_COLUMNS = slice(3, 5)  # of a row of `trajectories`: tokens, log-probs
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Tokens of a member that were made since the last piece: the first is number `start` of the response. The last
     piece may have no tokens, only how it ended, its text and its reward."""
 
@@ -155,6 +154,9 @@ def _part(tokens: bytes, rest: Sequence[Any]) -> Trajectory:
 
 
 def _text(runs: Runs) -> str:
+    if len(runs.runs) == 1:  # as nearly always
+        tokens, name = runs.runs[0]
+        return f"[[{tokens}, {_quoted(name)}]]"
     return "[" + ", ".join([f"[{tokens}, {_quoted(name)}]" for tokens, name in runs.runs]) + "]"
 
 

@@ -7,13 +7,12 @@ with its slot freed at once; a fault that is no group's stops admission and is k
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from turnout.core.errors import InvariantBroken, TurnoutError
 from turnout.core.types import RolloutGroup
 from turnout.rollout.demand import Demand
-from turnout.rollout.in_flight import InFlight
+from turnout.rollout.in_flight import Ends, InFlight, Making
 from turnout.rollout.journal import TokenJournal
 from turnout.rollout.ledger_rows import group_id_of
 from turnout.rollout.open_groups import OpenGroups
@@ -81,22 +80,28 @@ class Workers:
             return RolloutGroup(group_id_of(ordinal, 0), ordinal, 0, prompt)
         return None
 
-    def _ended(self, group: RolloutGroup, task: asyncio.Task[RolloutGroup]) -> None:
+    def _ended(self, ends: Ends) -> None:
+        try:
+            with self._ports.book.transaction():
+                for group, task in ends:
+                    self._end(group, task)
+                    self.pump()
+        except TurnoutError as broken:  # nobody waits for this call: whoever takes next is told
+            if self.fault is None:
+                self.fault = broken
+        self._changed()
+
+    def _end(self, group: RolloutGroup, task: Making) -> None:
         key = group.group_id
         if task.cancelled():
             self._cut_one(group)
         elif (fault := task.exception()) is None:
-            try:
-                self._take_in(key, task.result())
-            except TurnoutError as broken:  # nobody waits for this call: whoever takes next is told
-                self.fault = broken
+            self._take_in(key, task.result())
         elif isinstance(fault, GroupFailed):
             self._demand.failed[str(fault)] += 1
             self.drop(key, str(fault))
         else:
             self.fault = fault
-        self.pump()
-        self._changed()
 
     def _take_in(self, key: str, made: RolloutGroup) -> None:
         if not isinstance(made, RolloutGroup):  # else the batch would wait for it for ever
