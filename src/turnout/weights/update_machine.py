@@ -145,6 +145,10 @@ TABLE: Table[Phase, type[Event]] = Table(
 )
 
 
+_GONE = (Engine.FENCED, Engine.ABSENT)
+_SETTLED = (Engine.TENTATIVE, *_GONE)
+
+
 @dataclass(frozen=True)
 class UpdateState:
     phase: Phase = Phase.IDLE
@@ -160,7 +164,12 @@ class UpdateState:
     @property
     def live(self) -> tuple[str, ...]:
         """Engines that the update still counts on."""
-        return tuple(n for n, state in self.engines.items() if state not in (Engine.FENCED, Engine.ABSENT))
+        return tuple(n for n, state in self.engines.items() if state not in _GONE)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no engine that counts is still waited for. Asked at every event: the first that is ends it."""
+        return all(state in _SETTLED for state in self.engines.values())
 
 
 def step(state: UpdateState, event: Event) -> tuple[UpdateState, Effects]:
@@ -234,9 +243,9 @@ def _failed(state: UpdateState, engine: str, reason: str) -> tuple[UpdateState, 
 
 def _settled(state: UpdateState) -> tuple[UpdateState, Effects]:
     """Committed where no engine that counts is still waited for."""
-    attested = state.those(Engine.TENTATIVE)
-    if state.phase is not Phase.ACTIVATING or attested != state.live:
+    if state.phase is not Phase.ACTIVATING or not state.settled:
         return state, ()
+    attested = state.those(Engine.TENTATIVE)
     served = _moved(replace(state, phase=Phase.COMMITTED), Fact.COMMITTED, tuple(state.engines))
     return served, (Commit(attested),)
 
