@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing.pool import IMapIterator
 from typing import Any
@@ -20,7 +20,7 @@ from turnout.core.errors import DeadlineExceeded
 from turnout.sim.faults import KINDS
 from turnout.sim.record import COUNTS
 from turnout.sim.sabotage import sabotaged, switch_off
-from turnout.sim.world import SeedReport, WorldOptions, run_seed
+from turnout.sim.world import SeedReport, WorldOptions, folder_of_worlds, run_seed
 
 SHOWN = 20  # failing seeds in a report
 TEXTS = 5  # failures of one of them
@@ -80,6 +80,11 @@ class Totals:
 
 def simulate(simulation: Simulation) -> Iterator[SeedReport]:
     """The worlds' reports, in the order of their seeds."""
+    with folder_of_worlds() as folder:
+        yield from _simulated(replace(simulation, options=replace(simulation.options, folder=folder)))
+
+
+def _simulated(simulation: Simulation) -> Iterator[SeedReport]:
     seeds = range(simulation.first, simulation.first + simulation.count)
     wanted = simulation.processes if simulation.processes is not None else len(os.sched_getaffinity(0))
     processes = min(wanted, simulation.count)

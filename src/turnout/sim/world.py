@@ -11,11 +11,13 @@ import asyncio
 import contextvars
 import gc
 import logging
+import os
 import random
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 from turnout.core.errors import IllegalTransition, InvariantBroken, TurnoutError
 from turnout.core.events import Event, GroupTrained, VersionCommitted, VersionPublished
 from turnout.protocol.sglang import GenerateRequest
+from turnout.rollout.ledger_owner import process_lives
 from turnout.sim.checks import check
 from turnout.sim.controller import Controller
 from turnout.sim.disk import after_kill
@@ -41,15 +44,18 @@ TROUBLE_S = 10.0  # between two draws of trouble with engines
 RESTART_S = (0.5, 20.0)
 EXPECTED_ENDS = ("the run ended", "all rewards equal")  # of groups, whatever happened
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+PREFIX = "turnout-sim-"
 
 
 @dataclass(frozen=True)
 class WorldOptions:
-    """`kinds` of faults (turnout.sim.faults); `schedule` None: drawn; `trace`: keep who did what."""
+    """`kinds` of faults (turnout.sim.faults); `schedule` None: drawn; `trace`: keep who did what; `folder`: where
+    the disks of worlds are made (None: in memory, where there is such a place)."""
 
     kinds: tuple[str, ...] = tuple(KINDS)
     schedule: str | None = None
     trace: bool = False
+    folder: Path | None = None
 
 
 @dataclass
@@ -233,10 +239,32 @@ class World:
         return False
 
 
+def in_memory() -> Path | None:
+    """A place for files that go with this machine's next start."""
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+
+
+@contextmanager
+def folder_of_worlds() -> Iterator[Path]:
+    """A folder for the disks of many worlds, gone afterwards with whatever killed processes left in it. What a
+    killed owner left goes with the next one's."""
+    base = Path(tempfile.gettempdir()) if (memory := in_memory()) is None else memory
+    for left in base.glob(f"{PREFIX}all-*"):
+        if not process_lives(int(left.name.rpartition("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = base / f"{PREFIX}all-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:
     """One world, from its beginning to what the checkers say of it."""
-    base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="turnout-sim-", dir=base))
+    folder = Path(
+        tempfile.mkdtemp(prefix=PREFIX, dir=in_memory() if options.folder is None else options.folder)
+    )
     said = logging.getLogger("turnout")
     level = said.level
     said.setLevel(logging.CRITICAL)
