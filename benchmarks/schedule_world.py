@@ -38,7 +38,7 @@ from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator
 from turnout.schedule.control import ControlPlane, World
-from turnout.schedule.parts import WeightUpdates
+from turnout.schedule.parts import UpdatePatience, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
@@ -237,7 +237,7 @@ async def run_plane(
             source=source,
             generator=generator,
             trainer=trainer,
-            weights=WeightUpdates(updater, trainer.export, config.update_weight_timeout_s),
+            weights=WeightUpdates(updater, trainer.export, UpdatePatience(config.update_weight_timeout_s)),
             evaluations=nothing,
             checkpoints=nothing,
             reporter=nothing,

@@ -34,8 +34,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "actor_num_nodes": ("a trainer over several nodes", "leave it out: the trainer is one process"),
     "actor_num_gpus_per_node": ("a trainer over several devices", "leave it out: the trainer is one process"),
     "tensor_model_parallel_size": ("a trainer over several devices", "leave it out"),
-    "use_fault_tolerance": ("restarting engines", "leave it out: a dead engine ends the run with its cause"),
-    "rollout_health_check_first_wait": ("restarting engines", "use --engine-start-timeout-s"),
     "load": (
         "starting from another run's checkpoint",
         "give the --run-dir of an interrupted run to go on with it, or its exported weights as --hf-checkpoint",

@@ -29,6 +29,12 @@ MAY_DIFFER = frozenset(
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),
         # deadlines
         *("engine_start_timeout_s", "rollout_health_check_interval", "rollout_health_check_timeout"),
+        *(
+            "rollout_health_check_first_wait",
+            "use_fault_tolerance",
+            "engine_restarts",
+            "update_weight_retries",
+        ),
         *("train_step_timeout_s", "update_weight_timeout_s", "rollout_request_timeout_s", "reward_timeout_s"),
         "rollout_timeout_s",
         # checkpoints and seeing

@@ -141,6 +141,20 @@ class RunConfig(
         return self.max_staleness if self.partial_rollout else min(self.lead, self.max_staleness)
 
     @property
+    def engines_needed(self) -> int:
+        """How many engines the run can't do without."""
+        if self.min_engines is not None:
+            return self.min_engines
+        return 1 if self.use_fault_tolerance else self.rollout_num_engines
+
+    @property
+    def update_retries(self) -> int:
+        """How often an update that failed is tried again where rollouts wait for it."""
+        if self.update_weight_retries is not None:
+            return self.update_weight_retries
+        return 2 if self.use_fault_tolerance else 0
+
+    @property
     def drains(self) -> bool:
         """Whether requests in flight are waited for before the weights change."""
         return self.weight_update_policy == "drain"

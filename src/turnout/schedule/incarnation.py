@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import EngineDead
+from turnout.core.errors import DeadlineExceeded, EngineDead
 from turnout.core.events import EngineLost
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
@@ -33,7 +32,7 @@ from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
 from turnout.schedule.inputs import RunInputs
-from turnout.schedule.parts import TrainerThread, WeightUpdates
+from turnout.schedule.parts import TrainerThread, UpdatePatience, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.reporter import Curves, RunReporter, Sources
@@ -43,7 +42,7 @@ from turnout.schedule.resume import (
     standing_versions,
 )
 from turnout.schedule.resume_ledger import returning_groups
-from turnout.schedule.run_engines import RunEngines, Watch
+from turnout.schedule.run_engines import Around, RunEngines
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.weight_plane import (
     Origin,
@@ -52,7 +51,8 @@ from turnout.schedule.weight_plane import (
     make_store,
     open_plane,
 )
-from turnout.serving.launcher import Engine, HealthProbe, launch
+from turnout.serving.client import EngineClient
+from turnout.serving.launcher import Engine, launch
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.transfer.updater import Updater
 from turnout.weights.stock_checksums import stock_checksums
@@ -125,7 +125,8 @@ class Incarnation:
             published = Publications(events, book.ledger)
             published.expect(base, 0)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
-            weights = WeightUpdates(updater, trainer.export, config.update_weight_timeout_s)
+            patience = UpdatePatience(config.update_weight_timeout_s, config.update_retries, self._recovered)
+            weights = WeightUpdates(updater, trainer.export, patience)
             rewards = wiring.reward_runner(config, self._clock)
             generator = Generator(self._sampler(updater, inputs), rewards)
             around = EvalWorld(store.keep, events, self._phases, self._clock)
@@ -145,10 +146,10 @@ class Incarnation:
                 checkpoints.saved = self._beginning.step
             sources = Sources(self._engines.views, evals.curve, evals.rows, lambda: published.last)
             reporter.open(config.run_name or "run", inputs.steps, sources)
-            lost = partial(self._lost, updater, written)
+            engines = self._around(updater, written)
             stopper = asyncio.ensure_future(self._stopped(plane))
             try:
-                await self._supervised(self._loop(plane, world, updater, base), reporter, lost)
+                await self._supervised(self._loop(plane, world, updater, base), reporter, engines)
             finally:
                 stopper.cancel()
             if evals.kept:  # on an engine of their own, when those of the run are gone
@@ -179,10 +180,28 @@ class Incarnation:
         finally:
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
 
-    def _lost(self, updater: Updater, written: Written, fault: EngineDead) -> None:
-        written.events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
-        written.reporter.say(f"{fault}; the run goes on (--min-engines {self.config.min_engines})")
-        updater.lost(fault.engine_id, fault.reason)
+    def _around(self, updater: Updater, written: Written) -> Around:
+        events, reporter = written.events, written.reporter
+
+        def lost(fault: EngineDead, then: str) -> None:
+            events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
+            reporter.say(f"{fault}; {then}")
+            updater.lost(fault.engine_id, fault.reason)
+
+        async def joins(client: EngineClient) -> None:
+            try:
+                serves = await updater.join(client, self.config.update_weight_timeout_s)
+            except DeadlineExceeded as fault:
+                reporter.say(f"engine {client.engine_id} runs again, but takes no part yet: {fault}")
+                return
+            what = "serves again" if serves else "runs again and takes part in the next update"
+            reporter.say(f"engine {client.engine_id} {what}")
+
+        fleet = updater.fleet
+        return Around(lambda: self._phases.current, lost, joins, fleet.unasked, fleet.changing)
+
+    async def _recovered(self) -> None:
+        await self._engines.enough(self.config.engines_needed, self.config.engine_start_timeout_s)
 
     async def _stopped(self, plane: ControlPlane) -> None:
         await self._stop()
@@ -216,23 +235,16 @@ class Incarnation:
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
 
     async def _supervised(
-        self, work: Coroutine[Any, Any, None], reporter: RunReporter, lost: Callable[[EngineDead], None]
+        self, work: Coroutine[Any, Any, None], reporter: RunReporter, around: Around
     ) -> None:
-        """Runs `work` beside a watch on every engine. A death is told to `lost`; with fewer engines left than an
-        update needs (--min-engines) it ends the run."""
-        config = self.config
-        probe = HealthProbe(config.rollout_health_check_interval, config.rollout_health_check_timeout)
-        needed = config.rollout_num_engines if config.min_engines is None else config.min_engines
+        """Runs `work` beside a watch on every engine."""
         ticker = asyncio.ensure_future(self._tick(reporter))
         try:
-            await self._engines.during(work, Watch(probe, needed, self._phase, lost))
+            await self._engines.during(work, wiring.engine_care(self.config), around)
         finally:
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
             reporter.tick()  # the last evaluation came after the last step
-
-    def _phase(self) -> str:
-        return self._phases.current
 
     async def _tick(self, reporter: RunReporter) -> None:
         while True:

@@ -146,17 +146,31 @@ class TrainerThread:
         return await self._clock.within(self._deadline_s, what, future)
 
 
+@dataclass(frozen=True)
+class UpdatePatience:
+    """How long one update may take, how often one that failed is tried again, and what is waited for before."""
+
+    deadline_s: float
+    retries: int = 0
+    recovered: Callable[[], Awaitable[None]] | None = None
+
+
 class WeightUpdates:
     """Weights of the loop: the trainer's export on the way through the updater."""
 
     def __init__(
-        self, updater: Updater, export: Callable[[], Iterable[HostTensor]], deadline_s: float
+        self, updater: Updater, export: Callable[[], Iterable[HostTensor]], patience: UpdatePatience
     ) -> None:
-        self.updater, self._export, self._deadline_s = updater, export, deadline_s
+        self.updater, self._export, self._patience = updater, export, patience
+        self.retries = patience.retries
+
+    async def recovered(self) -> None:
+        if self._patience.recovered is not None:
+            await self._patience.recovered()
 
     @property
     def detached(self) -> bool:
         return self.updater.transport.detached
 
     def begin(self, train_step: int) -> Update:
-        return self.updater.begin(self._export, train_step, self._deadline_s)
+        return self.updater.begin(self._export, train_step, self._patience.deadline_s)

@@ -1,7 +1,9 @@
 """The engines that a run starts itself: started side by side, watched while it works, stopped with it.
 
-Promises: an engine that ends, or answers no probe, is told once, with its phase and its last version; where too few
-are left for an update the run ends with that; after `stop` no process of an engine is left.
+Promises: an engine that ends, or answers no probe, is told once for each of its lives, with its phase and its last
+version; what of it still runs then is killed before it is started again. A new life has the same id and another
+port, and takes part only as the updater lets it join. Restarts have a budget and growing pauses; where too few
+engines are left for an update the run ends with the last death. After `stop` no process of an engine is left.
 """
 
 from __future__ import annotations
@@ -11,24 +13,49 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from turnout.core.errors import EngineDead
+from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, EngineError, EngineRefused
 from turnout.core.events import EngineReady
 from turnout.core.ports import Clock, EventSink
 from turnout.observe.run_view import EngineView
 from turnout.serving.client import EngineClient
-from turnout.serving.launcher import Engine, HealthProbe
+from turnout.serving.health_machine import WINDOW_S, Health, Life, RestartPolicy, Sign
+from turnout.serving.launcher import Engine
 
 LAST_WORDS_S = 2.0
+POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Watch:
-    """How engines are watched. `needed`: how many the run can't do without; `phase` is what it is at."""
+class Probes:
+    """When an engine that is alive counts as dead: `failures` probes in a row, `interval_s` apart, each without a
+    good answer within `timeout_s`; the first of each life after `first_wait_s`."""
 
-    probe: HealthProbe
-    needed: int
+    interval_s: float
+    timeout_s: float
+    failures: int = 3
+    first_wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the engines have to do with. `phase`: what the run is at; `lost`: told of a death and what follows;
+    `joins`: takes a new life in; `unasked`: why an engine that is alive will never be asked again (empty: it will);
+    `changing`: its weights are being put into place, and it may be late to answer."""
+
     phase: Callable[[], str]
-    lost: Callable[[EngineDead], None]
+    lost: Callable[[EngineDead, str], None]
+    joins: Callable[[EngineClient], Awaitable[None]]
+    unasked: Callable[[str], str]
+    changing: Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Care:
+    """How engines are watched, and how many of them the run can't do without."""
+
+    probes: Probes
+    restarts: RestartPolicy
+    needed: int
 
 
 class RunEngines:
@@ -37,56 +64,54 @@ class RunEngines:
     def __init__(self, start: Callable[[int], Awaitable[Engine]], events: EventSink, clock: Clock) -> None:
         self._start, self._events, self._clock = start, events, clock
         self._engines: dict[int, Engine] = {}
+        self._health: dict[int, Health] = {}
 
     @property
     def clients(self) -> list[EngineClient]:
         return [engine.client for _, engine in sorted(self._engines.items())]
 
     def views(self) -> tuple[EngineView, ...]:
-        engines = (engine for _, engine in sorted(self._engines.items()))
-        return tuple(EngineView(e.engine_id, _state_of(e), e.client.version) for e in engines)
+        found = ((engine, self._health[index]) for index, engine in sorted(self._engines.items()))
+        return tuple(EngineView(e.engine_id, _state_of(e, health), e.client.version) for e, health in found)
 
     async def start(self, index: int) -> None:
+        health = self._health.setdefault(index, Health())
         engine = self._engines[index] = await self._start(index)
+        self._health[index] = health.after(Sign.SERVES, 1)
         url, pid = engine.client.address.url, engine.process.pid
         self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version))
 
-    async def during(self, work: Coroutine[Any, Any, None], watch: Watch) -> None:
-        """Runs `work` beside a watch on every engine. Raises EngineDead with fewer than `watch.needed` left."""
+    async def enough(self, needed: int, deadline_s: float) -> None:
+        """Waits until so many engines are up; raises DeadlineExceeded."""
+
+        async def poll() -> None:
+            while sum(health.state in (Life.UP, Life.SUSPECT) for health in self._health.values()) < needed:
+                await self._clock.sleep(POLL_S)
+
+        await self._clock.within(deadline_s, f"{needed} engines to be up", poll())
+
+    async def during(self, work: Coroutine[Any, Any, None], care: Care, around: Around) -> None:
+        """Runs `work` beside a watch on every engine. Raises EngineDead with fewer than `care.needed` left."""
         main = asyncio.ensure_future(work)
-        deaths = {asyncio.ensure_future(self._death(engine, watch)) for engine in self._engines.values()}
-        watches, left = tuple(deaths), len(deaths)
+        lives = {asyncio.ensure_future(self._lives(index, care, around)) for index in self._engines}
+        watches, left = tuple(lives), len(lives)
         try:
             while not main.done():
-                await asyncio.wait({main, *deaths}, return_when=asyncio.FIRST_COMPLETED)
-                if main.done() and main.exception() is not None and deaths:
+                await asyncio.wait({main, *lives}, return_when=asyncio.FIRST_COMPLETED)
+                if main.done() and main.exception() is not None and lives:
                     # A cut connection is often the first sign of a death; the process tells more.
-                    await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
-                for death in [death for death in deaths if death.done()]:
-                    deaths.discard(death)
+                    await asyncio.wait(lives, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+                for life in [life for life in lives if life.done()]:
+                    lives.discard(life)
                     left -= 1
-                    if left < watch.needed:
-                        raise death.result()
-                    watch.lost(death.result())
+                    if left < care.needed:
+                        raise life.result()
+                    around.lost(life.result(), f"the run goes on with {left} (--min-engines {care.needed})")
             main.result()
         finally:
             for task in (main, *watches):
                 task.cancel()
             await asyncio.gather(main, *watches, return_exceptions=True)
-
-    async def _death(self, engine: Engine, watch: Watch) -> EngineDead:
-        """Waits for the process to end or to answer no more."""
-        signs = [
-            asyncio.ensure_future(engine.dies(watch.phase)),
-            asyncio.ensure_future(engine.hangs(watch.phase, watch.probe, self._clock)),
-        ]
-        try:
-            done, _ = await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for sign in signs:
-                sign.cancel()
-            await asyncio.gather(*signs, return_exceptions=True)
 
     async def stop(self) -> list[str]:
         """Stops all of them; what could not be stopped."""
@@ -95,8 +120,88 @@ class RunEngines:
         faults = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
         return faults + [f"process {engine.process.pid}" for engine in engines if engine.process.alive]
 
+    async def _lives(self, index: int, care: Care, around: Around) -> EngineDead:
+        """Watches an engine and starts it again, as often as the budget allows. Why its last life ended."""
+        death, policy = await self._death(index, care, around), care.restarts
+        while True:
+            self._health[index], pause_s = self._health[index].again(policy, self._clock.now())
+            if pause_s is None and policy.restarts:
+                spent = f"{death.reason}; it was started again {policy.restarts} times in {WINDOW_S:.0f} s"
+                return EngineDead(death.engine_id, death.phase, death.last_version, spent)
+            if pause_s is None:
+                return death
+            around.lost(death, f"it is started again in {pause_s:g} s")
+            await self._engines[index].stop()
+            await self._clock.sleep(pause_s)
+            death = await self._next_life(index, care, around)
 
-def _state_of(engine: Engine) -> str:
+    async def _next_life(self, index: int, care: Care, around: Around) -> EngineDead:
+        """Starts the engine and has it join; why this life ended."""
+        before = self._engines[index]
+        try:
+            await self.start(index)
+        except EngineError as fault:
+            self._health[index] = self._health[index].after(Sign.ENDED, 1)
+            return EngineDead(before.engine_id, "start", "none", fault.reason)
+        joins = asyncio.ensure_future(around.joins(self._engines[index].client))
+        death = asyncio.ensure_future(self._death(index, care, around))
+        try:
+            await asyncio.wait({joins, death}, return_when=asyncio.FIRST_COMPLETED)
+            if joins.done():
+                joins.result()
+            return await death
+        finally:
+            for task in (joins, death):
+                task.cancel()
+            await asyncio.gather(joins, death, return_exceptions=True)
+
+    async def _death(self, index: int, care: Care, around: Around) -> EngineDead:
+        """Waits until the process has ended or counts as dead."""
+        engine = self._engines[index]
+        ends = asyncio.ensure_future(engine.process.ended())
+        fails = asyncio.ensure_future(self._fails(index, care, around))
+        try:
+            await asyncio.wait({ends, fails}, return_when=asyncio.FIRST_COMPLETED)
+            how = ends.result() if ends.done() else fails.result()
+        finally:
+            for task in (ends, fails):
+                task.cancel()
+            await asyncio.gather(ends, fails, return_exceptions=True)
+        if self._health[index].state is not Life.DOWN:
+            self._health[index] = self._health[index].after(Sign.ENDED, 1)
+        return EngineDead(engine.engine_id, around.phase(), engine.client.version, how)
+
+    async def _fails(self, index: int, care: Care, around: Around) -> str:
+        """Probes the engine until it counts as dead, or until no update asks it any more and it may start again."""
+        engine, probes = self._engines[index], care.probes
+        await self._clock.sleep(probes.first_wait_s)
+        while True:
+            await self._clock.sleep(probes.interval_s)
+            if around.changing(engine.engine_id):
+                continue
+            sign, reason = await _probed(engine, probes.timeout_s)
+            health = self._health[index] = self._health[index].after(sign, probes.failures)
+            if health.state is Life.DOWN:
+                return f"{health.silent} health probes in a row failed, the last with: {reason}"
+            unasked = around.unasked(engine.engine_id)
+            if unasked and care.restarts.restarts:
+                return unasked
+
+
+async def _probed(engine: Engine, timeout_s: float) -> tuple[Sign, str]:
+    """What a probe tells. An engine that refuses or is busy is alive."""
+    try:
+        await engine.client.health(timeout_s)
+    except (EngineBusy, EngineRefused):
+        return Sign.ANSWERED, ""
+    except (EngineError, DeadlineExceeded) as fault:
+        return Sign.SILENT, str(fault)
+    return Sign.ANSWERED, ""
+
+
+def _state_of(engine: Engine, health: Health) -> str:
+    if health.state in (Life.STARTING, Life.SUSPECT):
+        return health.state.value
     if not engine.process.alive:
         return "dead"
     return "fenced" if engine.client.holds is None and engine.client.version != "none" else "ready"

@@ -1,14 +1,16 @@
 """Versions on their way to the engines, at most one at a time: published in line, put into place beside the loop.
 
 Promises: the trainer's weights stay as they are until nobody reads them any more; a version frees slots only by its
-commit; where the schedule drains, nothing is in flight when a version is put into place. An update that fails ends
-the run at once where rollouts wait for it; else the old version stays, the next step's update is the next try, and
-when the slots are used up before one succeeds the run ends with the cause (the pool asks for `failure`).
+commit; where the schedule drains, nothing is in flight when a version is put into place. An update that fails where
+rollouts wait for it is tried again as often as `retries` says, when the engines have recovered, and then ends the
+run; else the old version stays, the next step's update is the next try, and when the slots are used up before one
+succeeds the run ends with the cause (the pool asks for `failure`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +21,7 @@ from turnout.schedule.lag import LagGate
 from turnout.schedule.phases import Phases
 from turnout.schedule.schedule import Schedule
 
+log = logging.getLogger(__name__)
 FAULTS = (WeightError, EngineError, DeadlineExceeded)
 
 
@@ -49,6 +52,15 @@ class Weights(Protocol):
     @property
     def detached(self) -> bool:
         """Whether what is published needs the trainer's weights no more."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """How often an update that failed is tried again at once."""
+        ...
+
+    async def recovered(self) -> None:
+        """Waits until engines can take another update; raises DeadlineExceeded."""
         ...
 
 
@@ -137,18 +149,27 @@ class Updates:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _begin(self, steps_done: int, must: bool) -> None:
-        self._published = steps_done
-        try:
-            update = await self._to_engines(steps_done)
-            if not must and self._weights.detached:
-                self._task = asyncio.ensure_future(self._beside(update, steps_done))
+        for left in range(self._weights.retries, -1, -1):
+            try:
+                await self._tried(steps_done, must)
                 return
-            await self._prepare(update)
-            await self._rest_cleared(update)
-            with self._around.phases("activate"):
-                await self._commit(update, steps_done)
-        except FAULTS as fault:
-            self._fail(fault, must)
+            except FAULTS as fault:
+                if not must or not left:
+                    self._fail(fault, must)
+                    return
+                log.warning("after step %d: %s; it is tried again, at most %d times", steps_done, fault, left)
+            await self._weights.recovered()
+
+    async def _tried(self, steps_done: int, must: bool) -> None:
+        self._published = steps_done
+        update = await self._to_engines(steps_done)
+        if not must and self._weights.detached:
+            self._task = asyncio.ensure_future(self._beside(update, steps_done))
+            return
+        await self._prepare(update)
+        await self._rest_cleared(update)
+        with self._around.phases("activate"):
+            await self._commit(update, steps_done)
 
     async def _to_engines(self, steps_done: int) -> PendingUpdate:
         """The update, published."""

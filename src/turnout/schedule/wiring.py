@@ -22,6 +22,8 @@ from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.worker import SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
+from turnout.schedule.run_engines import Care, Probes
+from turnout.serving.health_machine import RestartPolicy
 from turnout.serving.launcher import EngineLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
@@ -102,7 +104,7 @@ def stock_engine(config: RunConfig) -> StockEngine | None:
 def update_policy(config: RunConfig) -> UpdatePolicy:
     """What an update may do without."""
     return UpdatePolicy(
-        config.min_engines, config.max_engine_lag, config.trust_label, stock_engine(config), config.drains
+        config.engines_needed, config.max_engine_lag, config.trust_label, stock_engine(config), config.drains
     )
 
 
@@ -122,6 +124,17 @@ def request_room(config: RunConfig, engines: Sized) -> Callable[[], float]:
     if running is None or config.deterministic:
         return endless
     return lambda: float(QUEUED * int(running) * len(engines))
+
+
+def engine_care(config: RunConfig) -> Care:
+    """How the run's engines are watched and started again."""
+    probes = Probes(
+        config.rollout_health_check_interval,
+        config.rollout_health_check_timeout,
+        first_wait_s=config.rollout_health_check_first_wait,
+    )
+    restarts = config.engine_restarts if config.use_fault_tolerance else 0
+    return Care(probes, RestartPolicy(restarts), config.engines_needed)
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,16 +37,6 @@ class EngineLaunch:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class HealthProbe:
-    """When an engine that is alive counts as dead: `failures` probes in a row, `interval_s` apart, each
-    without a good answer within `timeout_s`."""
-
-    interval_s: float
-    timeout_s: float
-    failures: int = 3
-
-
 class Engine:
     """A running engine of ours: its process and its client."""
 
@@ -57,24 +46,6 @@ class Engine:
     @property
     def engine_id(self) -> str:
         return self.client.engine_id
-
-    async def dies(self, phase: Callable[[], str]) -> EngineDead:
-        """Waits for the process to end; the error to raise then. `phase` is asked at that moment."""
-        how = await self.process.ended()
-        return EngineDead(self.engine_id, phase(), self.client.version, how)
-
-    async def hangs(self, phase: Callable[[], str], probe: HealthProbe, clock: Clock) -> EngineDead:
-        """Waits for `probe.failures` health probes in a row to fail; the error to raise then."""
-        failed, reason = 0, ""
-        while failed < probe.failures:
-            await clock.sleep(probe.interval_s)
-            try:
-                await self.client.health(probe.timeout_s)
-                failed = 0
-            except EngineError as fault:
-                failed, reason = failed + 1, fault.reason
-        how = f"{failed} health probes in a row failed, the last with: {reason}"
-        return EngineDead(self.engine_id, phase(), self.client.version, how)
 
     async def stop(self) -> None:
         await self.client.close()

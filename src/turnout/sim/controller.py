@@ -47,7 +47,7 @@ from turnout.schedule.control import World as Ports
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalWorld
 from turnout.schedule.loop import StepBatch
-from turnout.schedule.parts import TrainerThread, WeightUpdates
+from turnout.schedule.parts import TrainerThread, UpdatePatience, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.resume import Beginning, find_beginning, load_weights
@@ -206,7 +206,7 @@ class Controller:
             return
         fault = EngineDead(engine.name, self._phases.current, client.version, "its process ended")
         alive = sum(one.alive for one in self._world.engines)
-        if alive < (len(self._clients) if config.min_engines is None else config.min_engines):
+        if alive < config.engines_needed:
             if not self._death.done():
                 self._death.set_result(fault)
             return
@@ -304,7 +304,7 @@ class Controller:
         contents = contents_of(about, Written(told, told, book, reporter, ()), store, updater)
         plan = wiring.save_plan(config, paths.checkpoints, paths.root)
         checkpoints = RunCheckpoints(plan, files, thread, contents)
-        weights = WeightUpdates(updater, thread.export, config.update_weight_timeout_s)
+        weights = WeightUpdates(updater, thread.export, UpdatePatience(config.update_weight_timeout_s))
         ports = Ports(
             clock, told, source, generator, thread, weights, evals, checkpoints, reporter, self._phases
         )

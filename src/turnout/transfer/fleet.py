@@ -74,6 +74,15 @@ class Fleet:
             name for name in self.engines if name not in self._apart and self._failures[name] < TRIES_MAX
         )
 
+    def unasked(self, engine_id: str) -> str:
+        """Why an engine has no part in updates until it joins anew; empty where it has one."""
+        failed = self._failures[engine_id]
+        return f"it failed in {failed} weight updates in a row" if failed >= TRIES_MAX else ""
+
+    def changing(self, engine_id: str) -> bool:
+        """Whether its weights are being put into place."""
+        return engine_id in self._tentative or engine_id in self._apart
+
     def add(self, engine: EngineClient) -> None:
         """A new engine, or one that started again: nothing is known of it, its failures are forgotten."""
         self._change()

@@ -88,7 +88,7 @@ def test_underscores_in_a_flag_are_told_with_the_right_spelling():
         "--sglang-config",
         "--sglang-mem-fraction-static",
         "--rollout-external-engine-addrs",
-        "--use-fault-tolerance",
+        "--num-gpus-per-node",
         "--lora-rank",
         "--speculative-draft-model",
         "--image-key",

@@ -70,6 +70,10 @@ class World:
     def trained(self, batch: StepBatch, lags: dict[str, int]) -> None:
         self.note(f"trained {batch.step} {sorted(lags.values())}")
 
+    retries = 0
+
+    async def recovered(self) -> None: ...
+
     def begin(self, train_step: int) -> Any:
         world = self
 

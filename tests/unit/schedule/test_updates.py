@@ -29,6 +29,8 @@ def version_of(train_step: int) -> WeightVersion:
 class World:
     """Updates whose verbs are noted; those in `fail` raise, those in `slow` wait for `go`."""
 
+    retries = 0
+
     def __init__(self, detached: bool = True, fail: tuple[str, ...] = (), slow: tuple[str, ...] = ()) -> None:
         self.detached, self.fail, self.slow = detached, fail, slow
         self.notes: list[str] = []
@@ -61,6 +63,10 @@ class World:
                 world.extended += seconds
 
         return Update()
+
+    async def recovered(self) -> None:
+        self.fail = self.fail[1:]
+        await self.verb("recovered")
 
     async def drain(self) -> None:
         await self.verb("drain")
@@ -102,6 +108,26 @@ def test_where_the_schedule_drains_all_is_in_line_and_slots_are_free_after_the_c
     version = on(SYNC, world, lambda updates: updates.publish(1, last=False))
     assert version.counter == 1
     assert world.notes == ["publish 1", "prepare 1", "evaluations", "drain", "commit 1", "free 1"]
+
+
+def test_an_update_that_must_be_is_tried_again_when_the_engines_have_recovered() -> None:
+    world = World(fail=("commit 1", "prepare 1"))
+    world.retries = 2
+    version = on(SYNC, world, lambda updates: updates.publish(1, last=False))
+    assert version.counter == 1
+    tries = (
+        ["publish 1", "prepare 1"],
+        ["publish 1", "prepare 1", "evaluations", "drain", "commit 1", "free 1"],
+    )
+    assert world.notes == [*tries[0], "recovered", *tries[0], "recovered", *tries[1]]
+
+
+def test_and_ends_the_run_when_no_try_is_left() -> None:
+    world = World(fail=("prepare 1", "prepare 1"))
+    world.retries = 1
+    with pytest.raises(WeightError, match="prepare 1 failed"):
+        on(SYNC, world, lambda updates: updates.publish(1, last=False))
+    assert world.notes.count("publish 1") == 2
 
 
 def test_beside_training_the_old_version_is_current_until_the_commit() -> None:

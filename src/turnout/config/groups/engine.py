@@ -55,6 +55,23 @@ class EngineOptions(Options):
     )
     rollout_health_check_interval: float = option(1.0, "Time between health probes.", unit="seconds", gt=0)
     rollout_health_check_timeout: float = option(5.0, "Deadline of one health probe.", unit="seconds", gt=0)
+    rollout_health_check_first_wait: float = option(
+        0.0,
+        "Time from the start of an engine's life to its first probe, for one that compiles first.",
+        unit="seconds",
+        ge=0,
+    )
+    use_fault_tolerance: bool = option(
+        False,
+        "Start an engine again that ended or answers no probe. It serves again when it has attested the current "
+        "version; its requests go on elsewhere from the tokens they have.",
+    )
+    engine_restarts: int = option(
+        5,
+        "Restarts of one engine in any 10 minutes; one that ends once more is given up.",
+        unit="restarts",
+        ge=1,
+    )
     sglang_python: str | None = option(
         None,
         "Python of an environment that has SGLang; --engine sglang runs `sglang.launch_server` with it.",

@@ -64,7 +64,7 @@ class WeightOptions(Options):
     min_engines: int | None = option(
         None,
         "Engines that an update needs. One that fails is fenced, and the run goes on as long as so many are left.",
-        unset="all",
+        unset="all, or 1 with --use-fault-tolerance",
         ge=1,
     )
     max_engine_lag: int = option(
@@ -77,6 +77,12 @@ class WeightOptions(Options):
     )
     update_weight_timeout_s: float = option(
         120.0, "Deadline of one update, from publishing to the last attestation.", unit="seconds", gt=0
+    )
+    update_weight_retries: int | None = option(
+        None,
+        "How often an update that failed is tried again where the schedule can't go on without it.",
+        unset="0, or 2 with --use-fault-tolerance",
+        ge=0,
     )
     check_weight_update_equal: bool = option(
         False,

@@ -1,0 +1,89 @@
+"""`--use-fault-tolerance` with real kills: engines come again, hold the current version, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.run_process import TINY, ended, gone_within, of_kind, start, wait_for
+
+WORDS = (
+    "--use-fault-tolerance", "--rollout-num-engines", "2", "--engine-threads", "1", "--no-plots",
+    "--skip-eval-before-train", "--rollout-max-response-len", "160", "--rollout-min-response-len", "160",
+    "--rollout-health-check-interval", "0.3", "--rollout-health-check-timeout", "2",
+)  # fmt: skip
+
+
+def pids(run: Path) -> dict[str, int]:
+    """Of the newest life of each engine."""
+    return {row["engine"]: row["pid"] for row in of_kind(run, "EngineReady")}
+
+
+def whole(run: Path, status: int, err: str) -> dict[str, Any]:
+    """The summary of a run that ended well, with nothing lost or left behind."""
+    assert status == 0, err
+    assert gone_within(run, 5) == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["audit"]["failed"] == 0, summary["audit"]
+    assert summary["groups"]["lost"] == 0
+    return summary
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+def test_an_engine_comes_again_and_holds_the_current_version(
+    tmp_path: Path, schedule: str, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    process = start(
+        "train", str(TINY), "--run-dir", str(run), "--schedule", schedule, "--num-rollout", "6", *WORDS
+    )
+    wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
+    os.kill(pids(run)["engine-1"], number)
+    wait_for("the engine's death", lambda: of_kind(run, "EngineLost"), process)
+    wait_for("its next life", lambda: len(of_kind(run, "EngineReady")) == 3, process)
+    status, out, err = ended(process)
+    whole(run, status, err)
+    assert [row["engine"] for row in of_kind(run, "EngineLost")] == ["engine-1"]
+    assert of_kind(run, "EngineReady")[-1]["version"] in ("none", "default"), "it has to attest first"
+    last = of_kind(run, "VersionPublished")[-1]["version"]
+    attested = {row["engine"] for row in of_kind(run, "VersionAttested") if row["version"] == last}
+    assert attested == {"engine-0", "engine-1"}
+    assert "it is started again in 1 s" in out + err and "engine-1 serves again" in out + err
+
+
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+def test_all_engines_dead_at_once_are_waited_for(tmp_path: Path, schedule: str) -> None:
+    run = tmp_path / "run"
+    process = start(
+        "train", str(TINY), "--run-dir", str(run), "--schedule", schedule, "--num-rollout", "4", *WORDS
+    )
+    wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
+    for pid in pids(run).values():
+        os.kill(pid, signal.SIGKILL)
+    status, _, err = ended(process)
+    whole(run, status, err)
+    assert {row["engine"] for row in of_kind(run, "EngineLost")} == {"engine-0", "engine-1"}
+    assert len(of_kind(run, "StepTrained")) == 4
+
+
+def test_one_that_ends_again_and_again_is_given_up(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("--engine-restarts", "1", "--min-engines", "2", "--num-rollout", "50")
+    process = start("train", str(TINY), "--run-dir", str(run), *WORDS, *words)
+    wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
+    os.kill(pids(run)["engine-1"], signal.SIGKILL)
+    wait_for("its next life", lambda: len(of_kind(run, "EngineReady")) == 3, process)
+    os.kill(pids(run)["engine-1"], signal.SIGKILL)
+    status, _, err = ended(process)
+    assert status == 4 and "engine-1" in err and "started again 1 times" in err
+    assert gone_within(run, 5) == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert (
+        summary["status"] == "failed" and summary["groups"]["lost"] == 0 and summary["audit"]["failed"] == 0
+    )
