@@ -89,7 +89,7 @@ class ControlPlane:
             self._watch = PressureWatch(admission, fleet.engines.values, self.pool, world.clock)
         around = Around(self.pool, world.evaluations, gate, world.phases, world.clock)
         self.updates = Updates(world.weights, schedule, around)
-        freshness = Freshness(gate, self.updates.settled, self._failure)
+        freshness = Freshness(gate, self.updates.settled, self._failure, self.updates.retry)
         batches = BatchMaker(self.pool, book, freshness, config.grpo_std_normalization)
         self._parts = Parts(
             batches,

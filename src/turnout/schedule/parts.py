@@ -14,7 +14,7 @@ from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
-from turnout.rollout.pool_plan import NO_DATA
+from turnout.rollout.pool_plan import NO_DATA, Taken
 from turnout.rollout.staleness import NEVER, Fate, Verdict
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import StepBatch
@@ -32,11 +32,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Freshness:
     """How old groups are told from those that may train. `settled` waits for the update under way, `failure` is why
-    the last one failed, if it did."""
+    the last one failed, if it did; `retry` tries it again after so many train steps, or raises that."""
 
     gate: LagGate
     settled: Callable[[], Awaitable[None]]
     failure: Callable[[], TurnoutError | None]
+    retry: Callable[[int], Awaitable[None]]
 
 
 class BatchMaker:
@@ -50,7 +51,7 @@ class BatchMaker:
         groups: list[RolloutGroup] = []
         masked = evicted = 0
         while True:
-            got = await self._pool.take(self._pool.plan.per_step - len(groups))
+            got = await self._taken(self._pool.plan.per_step - len(groups), step)
             kept, lost = await self._judged(got.groups, step)
             evicted += len(lost)
             self._evict(lost, step, evicted)
@@ -74,6 +75,17 @@ class BatchMaker:
         lags = gate.count(groups, step)
         numbers = (got.failed, got.filtered, got.short, got.last)
         return StepBatch(step, groups, train, *numbers, lags, masked, evicted)
+
+    async def _taken(self, count: int, step: int) -> Taken:
+        """So many groups. Where none can come since the last update failed, and no slot is free, it is tried again:
+        nobody trains now."""
+        while True:
+            try:
+                return await self._pool.take(count)
+            except TurnoutError as fault:
+                if fault is not self._fresh.failure():
+                    raise
+            await self._fresh.retry(step)
 
     async def _judged(self, groups: list[RolloutGroup], step: int) -> tuple[list[Verdict], list[Verdict]]:
         """Verdicts on groups that stay and on those that go. Where one goes, or has tokens of a version that is not

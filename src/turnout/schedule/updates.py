@@ -4,7 +4,7 @@ Promises: the trainer's weights stay as they are until nobody reads them any mor
 commit; where the schedule drains, nothing is in flight when a version is put into place. An update that fails where
 rollouts wait for it is tried again as often as `retries` says, when the engines have recovered, and then ends the
 run; else the old version stays, the next step's update is the next try, and when the slots are used up before one
-succeeds the run ends with the cause (the pool asks for `failure`).
+succeeds rollouts wait for it too (the pool asks for `failure`).
 """
 
 from __future__ import annotations
@@ -135,6 +135,15 @@ class Updates:
             if last:
                 await self.settled()
         return self.current
+
+    async def retry(self, steps_done: int) -> None:
+        """Between train steps, when nothing goes on without the update that failed: tries it again, as often as one
+        that must be is tried; raises what it failed with."""
+        assert self.failure is not None, "an update failed before it is tried again"
+        if not self._weights.retries:
+            raise self.failure
+        await self._weights.recovered()
+        await self._begin(steps_done, must=True)
 
     async def settled(self) -> None:
         """Waits for the update under way to be committed or to fail; it has its own deadline."""

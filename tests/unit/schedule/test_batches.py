@@ -58,6 +58,9 @@ class World:
     commits: bool = True
     notes: list[str] = field(default_factory=list)
 
+    starved: bool = False
+    heals: bool = False
+
     def __post_init__(self) -> None:
         self.gate = LagGate(self.policy, None, {label: step for step, label in enumerate(LABELS)})
         self.gate.published(UNDER_WAY)
@@ -65,6 +68,9 @@ class World:
 
     async def take(self, count: int) -> Taken:
         self.notes.append(f"take {count}")
+        if self.starved:
+            assert self.error is not None
+            raise self.error
         got, self.groups = self.groups[:count], self.groups[count:]
         return Taken(got, 0, 0, "" if len(got) == count else "end of the data", not self.groups)
 
@@ -85,11 +91,18 @@ class World:
         if self.commits:
             self.gate.committed(UNDER_WAY, STEP)
 
+    async def retry(self, steps_done: int) -> None:
+        self.notes.append(f"retry {steps_done}")
+        assert self.error is not None
+        if not self.heals:
+            raise self.error
+        self.error, self.starved = None, False
+
     def batch(self) -> Any:
         class Book:
             take = staticmethod(self.book_take)
 
-        freshness = Freshness(self.gate, self.settled, lambda: self.error)
+        freshness = Freshness(self.gate, self.settled, lambda: self.error, self.retry)
         maker: Any = BatchMaker
         return asyncio.run(maker(self, Book, freshness, True).take(STEP))
 
@@ -151,6 +164,18 @@ def test_the_end_of_the_data_ends_the_batch() -> None:
     batch = world.batch()
     assert [g.group_id for g in batch.groups] == ["g1"] and batch.short == "end of the data"
     assert World([group(0, 5)], StalenessPolicy(1)).batch() is None
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_with_no_slot_left_an_update_that_failed_is_tried_again(heals: bool) -> None:
+    world = World([group(0, 1), group(1, 0)], StalenessPolicy(1), error=WeightError("no engine left"))
+    world.starved, world.heals = True, heals
+    if heals:
+        assert [g.group_id for g in world.batch().groups] == ["g0", "g1"]
+        assert world.notes[:3] == ["take 2", f"retry {STEP}", "take 2"]
+    else:
+        with pytest.raises(WeightError, match="no engine left"):
+            world.batch()
 
 
 @pytest.mark.parametrize("error", [None, WeightError("e1 attested another root")])

@@ -130,6 +130,33 @@ def test_and_ends_the_run_when_no_try_is_left() -> None:
     assert world.notes.count("publish 1") == 2
 
 
+def test_one_that_failed_beside_training_is_tried_again_when_rollouts_wait_for_it() -> None:
+    world = World(fail=("prepare 1",))
+    world.retries = 1
+
+    async def use(updates: Updates) -> None:
+        await updates.publish(1, last=False)
+        await updates.settled()
+        assert isinstance(updates.failure, WeightError)
+        await updates.retry(1)
+        assert updates.failure is None and updates.current.counter == 1
+
+    on(ASYNC, world, use)
+    assert world.notes.count("publish 1") == 2 and world.notes[-1] == "free 1"
+
+
+def test_and_is_told_where_nothing_is_tried_again() -> None:
+    world = World(fail=("prepare 1",))
+
+    async def use(updates: Updates) -> None:
+        await updates.publish(1, last=False)
+        await updates.settled()
+        with pytest.raises(WeightError, match="prepare 1 failed"):
+            await updates.retry(1)
+
+    on(ASYNC, world, use)
+
+
 def test_beside_training_the_old_version_is_current_until_the_commit() -> None:
     world = World(slow=("prepare 1",))
 
