@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from turnout.sim.world import World
 
 T = TypeVar("T")
+RECOVERY_POLL_S = 0.5
 ATTEST_S, JOIN_S = 60.0, 120.0
 FINGERPRINT = Fingerprint(0, PROMPTS, "virtual", {})
 
@@ -206,7 +207,7 @@ class Controller:
             return
         fault = EngineDead(engine.name, self._phases.current, client.version, "its process ended")
         alive = sum(one.alive for one in self._world.engines)
-        if alive < config.engines_needed:
+        if alive < config.engines_needed and not config.use_fault_tolerance:
             if not self._death.done():
                 self._death.set_result(fault)
             return
@@ -229,6 +230,16 @@ class Controller:
         self._joins.discard(join)
         if not join.cancelled() and isinstance(fault := join.exception(), TurnoutError):
             self._world.note(self._life.name, f"an engine could not join: {fault}")
+
+    async def _recovered(self) -> None:
+        config, world = self._world.plan.config, self._world
+
+        async def poll() -> None:
+            while sum(engine.alive for engine in world.engines) < config.engines_needed:
+                await world.clock.sleep(RECOVERY_POLL_S)
+
+        what = f"{config.engines_needed} engines to be up"
+        await world.clock.within(config.engine_start_timeout_s, what, poll())
 
     def ledger_groups(self) -> list[LedgerGroup]:
         """All rows, as they stand."""
@@ -304,7 +315,11 @@ class Controller:
         contents = contents_of(about, Written(told, told, book, reporter, ()), store, updater)
         plan = wiring.save_plan(config, paths.checkpoints, paths.root)
         checkpoints = RunCheckpoints(plan, files, thread, contents)
-        weights = WeightUpdates(updater, thread.export, UpdatePatience(config.update_weight_timeout_s))
+        weights = WeightUpdates(
+            updater,
+            thread.export,
+            UpdatePatience(config.update_weight_timeout_s, config.update_retries, self._recovered),
+        )
         ports = Ports(
             clock, told, source, generator, thread, weights, evals, checkpoints, reporter, self._phases
         )

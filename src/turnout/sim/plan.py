@@ -84,7 +84,8 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
         "deterministic": rng.random() < 0.25,
     } | _schedule(rng, schedule)
     options["save_interval"] = rng.choice((1, 2, 4)) * options["update_weights_interval"]
-    options |= fixed
+    again = random.Random(f"again/{seed}").random() < 0.5  # a source of its own: the rest stays what it was
+    options |= {"use_fault_tolerance": again} | fixed
     options = _in_flight(seed, options) | options
     if options["deterministic"]:
         options.pop("rollout_window", None)
