@@ -42,6 +42,7 @@ from turnout.schedule.parts import UpdatePatience, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
+from turnout.serving.weights_client import OnUpdate
 from turnout.sim.engine import EngineShape, VirtualEngine
 from turnout.sim.faults import Faults
 from turnout.sim.loop import Life, VirtualClock, VirtualLoop
@@ -157,8 +158,8 @@ class PacedTrainer:
 class NamedVersions(VirtualTransport):
     """Versions that are names and digests; writing one takes `publish_s`."""
 
-    def __init__(self, clock: Clock, publish_s: float) -> None:
-        self._clock, self._publish_s, self.detached = clock, publish_s, True
+    def __init__(self, clock: Clock, publish_s: float, on_update: OnUpdate) -> None:
+        self._clock, self._publish_s, self._on_update = clock, publish_s, on_update
         self._prepared: dict[str, str] = {}
 
     async def publish(self, export: Export, train_step: int, deadline_s: float) -> Ready:
@@ -222,7 +223,8 @@ async def run_plane(
     config = RunConfig.model_validate({**setting.options, **options})
     nothing, trainer, phases = Nothing(), PacedTrainer(setting, clock), Phases(clock)
     policy = UpdatePolicy(drained=config.drains)
-    updater = Updater(NamedVersions(clock, setting.publish_s), clients, nothing, clock, policy)
+    versions = NamedVersions(clock, setting.publish_s, OnUpdate(config.weight_update_policy))
+    updater = Updater(versions, clients, nothing, clock, policy)
     fleet, room = updater.fleet, float(QUEUED * setting.lanes * setting.engines)
     routes = Routes(fleet.routable, fleet.standing, fleet.changed, lambda: room)
     sampler = Sampler(routes, Decoder(), clock)
