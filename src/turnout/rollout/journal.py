@@ -95,7 +95,8 @@ class Keeper:
         if fresh:
             self.journal.add(self)
 
-    ended = tokens
+    def ended(self, member: int, made: Trajectory) -> None:
+        self.tokens(member, made)
 
     def pieces(self) -> Iterator[Piece]:
         """What the ledger lacks."""
