@@ -13,10 +13,11 @@ from pathlib import Path
 
 from turnout.sim.faults import KINDS
 from turnout.sim.sabotage import SABOTAGES
-from turnout.sim.simulate import Simulation, simulate, totals
+from turnout.sim.simulate import Simulation, Totals, simulate
 from turnout.sim.world import WorldOptions
 
 NOTICED_WITHIN = 200
+KEPT_EVERY = 500
 
 
 def noticed(name: str, first: int) -> dict[str, object] | None:
@@ -28,18 +29,25 @@ def noticed(name: str, first: int) -> dict[str, object] | None:
     return None
 
 
+def write(path: Path, row: dict[str, object]) -> None:
+    path.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--json", type=Path, required=True)
     asked = parser.parse_args()
-    began = time.monotonic()
-    found = totals(Simulation(asked.seeds, WorldOptions(), asked.first_seed))
+    began, found = time.monotonic(), Totals()
+    for report in simulate(Simulation(asked.seeds, WorldOptions(), asked.first_seed)):
+        found.add(report)
+        if found.seeds % KEPT_EVERY == 0:  # what is there when somebody ends it says how many worlds it is of
+            write(asked.json, found.to_json(tuple(KINDS)))
     seconds = time.monotonic() - began
     row = found.to_json(tuple(KINDS)) | {"seconds": round(seconds, 1)}
     row["sabotages"] = {name: noticed(name, asked.first_seed) for name in SABOTAGES}
-    asked.json.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    write(asked.json, row)
     unnoticed = [name for name, how in row["sabotages"].items() if how is None]
     never = [kind for kind in KINDS if not found.faults[kind]]
     print(
