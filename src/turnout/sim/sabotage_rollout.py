@@ -18,8 +18,10 @@ from turnout.rollout.ledger_read import LedgerReader
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.rewards import RewardRunner, Scored
 from turnout.rollout.sampler import Sampler, SamplingPlan
+from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import Generator
 from turnout.rollout.workers import Workers
+from turnout.schedule import lag
 from turnout.schedule.lag import LagGate
 from turnout.sim.sabotage_weights import Sabotage
 
@@ -105,6 +107,22 @@ def _unscored_is_zero(real: Any) -> Any:
     return score
 
 
+def _cut_loses_its_slot(real: Any) -> Any:
+    def cut_one(self: Any, group: RolloutGroup) -> None:
+        real(self, group)
+        self.open.charged -= 1
+
+    return cut_one
+
+
+def _replays_and_keeps(real: Any) -> Any:
+    def judge(group: RolloutGroup, *given: Any) -> Any:
+        found = real(group, *given)
+        return replace(found, fate=Fate.KEEP, group=group) if found.fate is Fate.REPLAY else found
+
+    return judge
+
+
 ROLLOUT_SABOTAGES: dict[str, Sabotage] = {
     "attempt-not-raised": Sabotage(
         "a requeued prompt keeps its attempt", book, "next_attempt", _attempt_stays
@@ -129,6 +147,15 @@ ROLLOUT_SABOTAGES: dict[str, Sabotage] = {
     "double-refill": Sabotage("a dropped group frees two slots", Workers, "drop", _frees_twice),
     "restored-without-slots": Sabotage(
         "groups of a resume take no slots", RolloutPool, "restore", _restores_without_slots
+    ),
+    "partial-loses-its-slot": Sabotage(
+        "a group that was cut frees its slot", Workers, "_cut_one", _cut_loses_its_slot
+    ),
+    "replay-keeps-tokens": Sabotage(
+        "a group that is too old for training trains instead of beginning anew",
+        lag,
+        "judge",
+        _replays_and_keeps,
     ),
     "drain-ignores-in-flight": Sabotage(
         "a drain waits for nothing", RolloutPool, "drain", lambda _: _drained

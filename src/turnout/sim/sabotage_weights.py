@@ -12,6 +12,7 @@ from turnout.core.events import VersionCommitted
 from turnout.core.version import WeightVersion
 from turnout.schedule import resume
 from turnout.schedule.updates import Updates
+from turnout.transfer import fleet
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.update import Update
 from turnout.transfer.updater import Updater
@@ -125,6 +126,10 @@ def _incarnation_stays(real: Any) -> Any:
     return lambda incarnation=0, checkpoint=None: real(max(0, incarnation - 1), checkpoint)
 
 
+def _however_old(real: Any) -> Any:
+    return lambda engine, minimum, current, _most: real(engine, minimum, current, 1 << 30)
+
+
 WEIGHT_SABOTAGES: dict[str, Sabotage] = {
     "free-slots-at-publish": Sabotage(
         "slots are freed when a version is published", Updates, "_begin", _frees_at_publish
@@ -161,6 +166,9 @@ WEIGHT_SABOTAGES: dict[str, Sabotage] = {
     ),
     "tentative-engines-stay": Sabotage(
         "an aborted update fences nobody", machine, "_aborted", tentative_engines_stay
+    ),
+    "old-engine-routed": Sabotage(
+        "an engine that is left out of updates is asked all the same", fleet, "routable", _however_old
     ),
     "fence-forgotten": Sabotage("a fenced engine goes on as it was", Fleet, "fence", fence_is_forgotten),
 }
