@@ -449,7 +449,10 @@ def test_a_group_makes_only_what_is_missing() -> None:
 
 def test_a_group_that_is_cut_has_finished_members_and_partial_ones() -> None:
     async def use(world: World) -> None:
+        scored = asyncio.Event()
+
         async def reward(prompt: str, response: str, label: Any) -> float:
+            scored.set()
             return 1.0
 
         cut, engine = Cut(), world.engines[0]
@@ -464,7 +467,7 @@ def test_a_group_that_is_cut_has_finished_members_and_partial_ones() -> None:
         group = RolloutGroup("g", 0, 0, PROMPT)
         plan = replace(PLAN, samples=3, min_group=3)
         task = asyncio.ensure_future(generator.group(group, plan, SeedTree(3), None, cut))
-        while engine.running != 2 or len(engine.calls) != 3:  # noqa: ASYNC110
+        while engine.running != 2 or len(engine.calls) != 3 or not scored.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         cut()
         made = await task
