@@ -61,9 +61,10 @@ def test_with_an_admin_token_and_in_float32(tmp_path, monkeypatch):
 
 
 def test_two_tensor_parallel_ranks(tmp_path):
+    """What depends on ranks; updates by deltas: test_engine_delta."""
     only = (
         "--only",
-        "^(log-probs|versions|pause|refusals)|update_from|delta_of|stale_prefix|updates_under_load|in_company",
+        "^(log-probs|versions|pause|refusals)|from_disk|many_files|delta_of|stale_prefix|updates_under|in_company",
     )
     status, report, shown = run_kit(tmp_path, "--engine-flag", "tp-size=2", *only)
     assert (status, report["failed"]) == (0, 0), shown

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from turnout.core.errors import Fault, InvariantBroken, ModelError
 from turnout.engine.settings import KERNEL_PAGE_TOKENS as PAGE
@@ -118,6 +117,8 @@ def paged_attention(
 
 def register() -> None:
     """Makes `attn_implementation=NAME` known. No mask function is registered: none is built then."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - slow, see engine.model
+
     ALL_ATTENTION_FUNCTIONS.register(NAME, paged_attention)
 
 

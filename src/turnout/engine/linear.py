@@ -13,8 +13,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 EXPERTS = "turnout_row_blocks"
 EXPERT_ROWS = 16
@@ -103,11 +101,15 @@ class ExactSiLU(nn.Module):
 
 def register() -> None:
     """Makes `experts_implementation=EXPERTS` known."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: PLC0415 - slow, see engine.model
+
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts_forward)
 
 
 def convert(model: nn.Module, row_block: int) -> None:
     """Makes every linear layer and router of a live model run by row blocks, parameters kept in place."""
+    from transformers.activations import SiLUActivation  # noqa: PLC0415 - slow, see engine.model
+
     fp32 = next(model.parameters()).dtype == torch.float32
     for module in list(model.modules()):
         if type(module) is nn.Linear:

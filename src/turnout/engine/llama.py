@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from turnout.core.errors import InvariantBroken
 from turnout.engine.attention import KvCache
@@ -210,12 +209,18 @@ class LlamaForward:
 
 
 def _rotary_table(config: Any, shape: ModelShape) -> Tensor:
-    """[positions, head_dim] float32: cosines of the first half, then sines, as the model's own module gives them
-    (it knows the kinds of rotary scaling)."""
+    """[positions, head_dim] float32: cosines of the first half, then sines, as the model's module gives them."""
+    positions = torch.arange(shape.context_length)
+    rope = config.rope_parameters
+    if rope.keys() <= {"rope_type", "rope_theta"} and rope["rope_type"] == "default":
+        even = torch.arange(0, shape.head_dim, 2, dtype=torch.float32)
+        angles = positions[:, None].float() * (1.0 / (rope["rope_theta"] ** (even / shape.head_dim)))
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - slow; its module knows the kinds of scaling
+
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     rotary = type(skeleton.model.rotary_emb)(config)
-    positions = torch.arange(shape.context_length)[None]
-    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), positions)
+    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), positions[None])
     half = shape.head_dim // 2
     return torch.cat([cos[0, :, :half], sin[0, :, :half]], dim=-1).float().contiguous()

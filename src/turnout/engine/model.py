@@ -4,6 +4,7 @@ where the fused runner (engine.llama) does not take it.
 Promises: a model that this engine would serve wrongly (sliding windows, rotary scaling that looks at the
 batch, an unknown architecture) is refused with ModelError; the module that is returned
 runs `module.base_model(input_ids [1, rows], position_ids [1, rows], step=StepRows)` and owns aligned parameters.
+An engine with the fused runner doesn't import the models of transformers, which take as long as torch to import.
 """
 
 from __future__ import annotations
@@ -11,22 +12,19 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as hf_logging
 
 from turnout.core.errors import Fault, ModelError
 from turnout.engine import attention, linear, llama, quantised
 from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.shape import ModelShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
@@ -81,6 +79,8 @@ def _fused(config: Any, settings: EngineSettings) -> bool:
 
 
 def _module(folder: Path, config: Any, settings: EngineSettings) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - see the module
+
     hf_logging.disable_progress_bar()
     attention.register()
     linear.register()

@@ -8,13 +8,11 @@ on the batch. Layers out of a projection add over the ranks: two sums a layer an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from turnout.core.errors import ModelError
 from turnout.engine import attention, linear
@@ -26,6 +24,9 @@ from turnout.engine.runner import ModuleForward
 from turnout.engine.settings import EngineSettings
 from turnout.engine.storage import ModuleStorage, Spec
 from turnout.weights.map_rules import Place, piece
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 EXPERTS = "turnout_parallel_experts"
 
@@ -98,6 +99,9 @@ def check_split(config: Any, settings: EngineSettings) -> int:
 
 def load_shard(settings: EngineSettings, rank: int, group: Group) -> Shard:
     """This rank's module, its weights undefined; raises ModelError with every fault."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - slow, see engine.model
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: PLC0415
+
     config = read_config(settings)
     place = Place(rank, settings.tp_size, settings.ep_size, check_split(config, settings))
     attention.register()

@@ -7,13 +7,12 @@ token or a score go through the head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from turnout.engine.attention import KvCache, StepRows
 from turnout.engine.llama import LlamaForward
@@ -24,6 +23,9 @@ from turnout.engine.sampler import Draw, Sampled, sample, score
 from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.step import StepInput, StepOutput
 from turnout.engine.storage import ModuleStorage, Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HEAD_ROWS = 64  # logits of scored rows are made for so many rows at once, which bounds their memory
 

@@ -18,7 +18,7 @@ from tests.engine_models import config, make_model
 from turnout.core.errors import ModelError
 from turnout.engine import llama
 from turnout.engine.core import EngineCore
-from turnout.engine.model import load_model
+from turnout.engine.model import load_model, read_config, shape_of
 from turnout.engine.packed import DEPTH, TILE, PackedStorage, blocks, depth_blocks
 from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
@@ -92,13 +92,23 @@ def test_it_is_closer_to_float32_than_the_module_in_bf16(folder):
     assert fused.mean() <= 1.1 * module.mean() and fused.median() <= 0.05, (fused.mean(), module.mean())
 
 
+def test_positions_turn_as_in_the_module(folder):
+    settings = EngineSettings(folder, max_total_tokens=2048)
+    config = read_config(settings)
+    shape = shape_of(config, settings)
+    rotary = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
+    half = [part[0, :, : shape.head_dim // 2] for part in rotary(torch.zeros(1), torch.arange(512)[None])]
+    assert torch.equal(llama._rotary_table(config, shape), torch.cat(half, -1))
+
+
 PLAIN = """
 import json, sys
 from pathlib import Path
-from turnout.engine import llama
+from turnout.engine import core, llama
+light = "transformers.modeling_utils" not in sys.modules
 from tests.unit.engine.test_llama import generate
 for line in sys.stdin:
-    print(json.dumps([llama.kernel(), generate(Path(line.strip()), "fused")]), flush=True)
+    print(json.dumps([light, llama.kernel(), generate(Path(line.strip()), "fused")]), flush=True)
 """
 
 
@@ -118,8 +128,9 @@ def plain():
 
 
 def test_the_plain_kernel_agrees_with_the_tiles(folder, plain):
-    kernel, made = plain(folder)
+    light, kernel, made = plain(folder)
     assert kernel == "plain vectors"
+    assert light, "imports what this runner does without (engine.model)"
     assert errors(folder, made).median() <= 0.05
     if llama.kernel() == kernel:
         assert [tuple(pair) for pair in made] == generate(folder, "fused")
