@@ -18,7 +18,7 @@ import torch
 
 from tests.delta_versions import Versions
 from tests.engine_models import make_model
-from tests.engine_process import EngineProcess, engine, parts
+from tests.engine_process import EngineProcess, engine, parts, serving
 from tests.process.test_engine_updates import Sender, segments
 from tests.unit.engine.test_weights import core_on
 from turnout.engine.request_machine import Request
@@ -245,22 +245,17 @@ def test_deltas_over_two_ranks(kind, dtype, tmp_path):
 def test_an_engine_killed_at_any_instant_of_an_update_comes_back_by_one_call(model, tmp_path):
     versions = Versions(tmp_path / "store", model)
     chosen = random.Random(3)
-    for at in range(2):
-        work = tmp_path / f"work{at}"
-        work.mkdir()
-        server = EngineProcess(model, work, *FLAGS)
-        try:
+    folders = [tmp_path / name for name in ("first", "second", "after")]
+    for folder in folders:
+        folder.mkdir()
+    with serving(*(EngineProcess(model, folder, *FLAGS) for folder in folders)) as [*mortal, server]:
+        for victim in mortal:
             published = versions.delta(0.1, "packed")
-            server.serving()
-            killer = threading.Timer(chosen.uniform(0, 0.06), server.process.kill)
+            killer = threading.Timer(chosen.uniform(0, 0.06), victim.process.kill)
             killer.start()
             with contextlib.suppress(OSError):
-                update(server, published)
-            server.process.wait(30)
-        finally:
-            server.process.kill()
-    (tmp_path / "after").mkdir()
-    with engine(model, tmp_path / "after", *FLAGS) as server:
+                update(victim, published)
+            victim.process.wait(30)
         update(server, published)  # both deltas
         holds(server, published.version.root, published.version.label)
         answers_as_fresh(server, versions, tmp_path / "fresh")

@@ -147,13 +147,20 @@ def test_the_saved_configuration_reproduces_the_run(finished: tuple[Path, str], 
     assert [row["prompt"] for row in of_kind(again, "GroupTaken")] == first
 
 
-def test_same_seed_twice_is_equal_bit_for_bit(tmp_path: Path) -> None:
-    runs = [tmp_path / "a", tmp_path / "b"]
-    for run in runs:
-        status, _, err = train(run, *DETERMINISTIC)
-        assert status == 0, err
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return deterministic(tmp_path_factory.mktemp("seeded") / "run")
+
+
+def deterministic(run: Path, *words: str) -> Path:
+    status, _, err = train(run, *DETERMINISTIC, *words)
+    assert status == 0, err
+    return run
+
+
+def test_same_seed_twice_is_equal_bit_for_bit(seeded: Path, tmp_path: Path) -> None:
     roots, samples, metrics = [], [], []
-    for run in runs:
+    for run in (seeded, deterministic(tmp_path / "again")):
         roots.append([row["root"] for row in of_kind(run, "VersionPublished")])
         samples.append({row["group"]: row["digest"] for row in of_kind(run, "GroupCompleted")})
         metrics.append([(step, repeatable(row)) for step, row in read_metrics(run / "metrics.jsonl")])
@@ -162,12 +169,8 @@ def test_same_seed_twice_is_equal_bit_for_bit(tmp_path: Path) -> None:
     assert metrics[0] == metrics[1]
 
 
-def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+def test_another_seed_gives_another_run(seeded: Path, tmp_path: Path) -> None:
     """So that the test above can fail."""
-    roots = []
-    for seed in ("1", "2"):
-        run = tmp_path / seed
-        status, _, err = train(run, *DETERMINISTIC, "--seed", seed, "--num-rollout", "1")
-        assert status == 0, err
-        roots.append([row["root"] for row in of_kind(run, "VersionPublished")])
-    assert roots[0] != roots[1]
+    other = deterministic(tmp_path / "other", "--seed", "2", "--num-rollout", "1")
+    first = [of_kind(run, "VersionPublished")[0]["root"] for run in (seeded, other)]
+    assert first[0] != first[1]

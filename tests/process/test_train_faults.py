@@ -98,15 +98,6 @@ def test_a_second_sigterm_in_the_grace_period_ends_the_run_at_once(tmp_path: Pat
     assert summary["status"] == "interrupted" and summary["groups"]["lost"] == 0
 
 
-def test_a_killed_controller_takes_its_engine_along(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = start("train", str(TINY), "--run-dir", str(run), *LONG)
-    wait_for("a rollout", lambda: of_kind(run, "GroupTaken"), process)
-    process.kill()
-    ended(process, 30)
-    assert gone_within(run, 10) == []
-
-
 def test_an_engine_that_cannot_start_is_explained(tmp_path: Path) -> None:
     """The KV cache is too small for one step: the engine refuses its settings, the run says so."""
     status, _, err = train(tmp_path / "run", "--engine-start-timeout-s", "0.05")
