@@ -70,3 +70,9 @@ def under_pressure(seed, options=CALM, **more):
 def test_fewer_requests_are_put_back_where_admission_looks_at_the_memory():
     assert under_pressure(0, kv_high_watermark=0.7) < 0.7 * under_pressure(0)
     under_pressure(2, WorldOptions(), kv_high_watermark=0.5)  # whatever goes wrong, nothing is stuck
+
+
+@pytest.mark.parametrize("seed", [346, 424])
+def test_an_update_does_not_wait_for_requests_whose_engines_wait_for_it(seed):
+    """All engines that could end them died while it drained: those that came again joined only after it."""
+    assert run_seed(seed, WorldOptions()).failures == []

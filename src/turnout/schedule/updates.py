@@ -45,6 +45,14 @@ class PendingUpdate(Protocol):
         """Moves the deadline: so long the update waited for something else."""
         ...
 
+    async def unserved(self) -> None:
+        """Returns when no engine may be asked for as long as the update goes on."""
+        ...
+
+    async def abandon(self, reason: str) -> None:
+        """Ends it where it has not ended: the old version stays current."""
+        ...
+
 
 class Weights(Protocol):
     def begin(self, train_step: int) -> PendingUpdate: ...
@@ -206,11 +214,32 @@ class Updates:
         """Waits for what must not be under way when the weights change; the update's deadline waits as well."""
         around = self._around
         began = around.clock.now()
-        await around.pinned.settled()
-        if self._schedule.drain:
-            with around.phases.beside("drain"):
-                await around.in_flight.drain()
+        try:
+            await around.pinned.settled()
+            if self._schedule.drain:
+                with around.phases.beside("drain"):
+                    await self._drained(update)
+        except FAULTS as fault:
+            await update.abandon(str(fault))
+            raise
         update.extend(around.clock.now() - began)
+
+    async def _drained(self, update: PendingUpdate) -> None:
+        """Nothing is in flight any more. Requests that no engine may be asked for end only after this update, which
+        would wait for them: it gives up."""
+        drains = asyncio.ensure_future(self._around.in_flight.drain())
+        starves = asyncio.ensure_future(update.unserved())
+        try:
+            await asyncio.wait({drains, starves}, return_when=asyncio.FIRST_COMPLETED)
+            if not drains.done():
+                raise WeightError(
+                    "requests are in flight, and no engine is left that may be asked for the rest"
+                )
+            drains.result()
+        finally:
+            for task in (drains, starves):
+                task.cancel()
+            await asyncio.gather(drains, starves, return_exceptions=True)
 
     async def _commit(self, update: PendingUpdate, steps_done: int) -> None:
         version = await update.commit()

@@ -8,6 +8,7 @@ with a Failure that says why it did not; the last lives meet no faults, so a run
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import logging
@@ -137,9 +138,9 @@ class World:
             return
         self.note(engine.name, f"dies with {engine.load} requests")
         engine.die()
+        self.later(self.faults.uniform(*RESTART_S), self._start_engine, engine)
         if self.controller is not None:
             self.controller.engine_died(engine)
-        self.later(self.faults.uniform(*RESTART_S), self._start_engine, engine)
 
     def _start_engine(self, engine: VirtualEngine) -> None:
         if engine.alive:
@@ -157,7 +158,8 @@ class World:
             return
         engine = self.rng.choice(busy)
         if self.faults.hit("engine_crash", 0.05, engine.name):
-            self.kill_engine(engine)
+            with contextlib.suppress(Killed):  # the controller, at the event that tells of it
+                self.kill_engine(engine)
         elif self.faults.hit("slow_engine", 0.1, engine.name):
             engine.slowed = 10.0
             self.later(self.faults.uniform(1.0, 30.0), setattr, engine, "slowed", 1.0)

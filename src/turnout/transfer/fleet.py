@@ -131,6 +131,12 @@ class Fleet:
             return Standing.COMMITTED
         return Standing.TENTATIVE if engine_id in self._tentative else Standing.VOID
 
+    def any_routable(self) -> bool:
+        try:
+            return bool(self.routable())
+        except WeightError:
+            return False
+
     def routable(self, minimum: VersionConstraint | None = None) -> list[EngineClient]:
         """The engines that a request may go to, in a fixed order; raises WeightError where there is none."""
         assert self.current is not None, "a base version is adopted before anything is routed"

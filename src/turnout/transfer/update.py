@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from turnout.transfer.updater import Updater
 
 IDLE_S, IDLE_POLL_S = 1.0, 0.05
+UNSERVED_S = 5.0
 FAULTS = (EngineError, WeightError, DeadlineExceeded)
 
 
@@ -59,6 +60,20 @@ class Update:
     def extend(self, seconds: float) -> None:
         """Moves the deadline: so long the update waited for something that is not its own."""
         self._end += seconds
+
+    async def unserved(self) -> None:
+        """Returns when no engine could be asked for UNSERVED_S: those that join wait for the end of the update."""
+        since: float | None = None
+        while since is None or self._clock.now() - since < UNSERVED_S:
+            since = None if self._fleet.any_routable() else self._clock.now() if since is None else since
+            await self._clock.sleep(UNSERVED_S / 10)
+
+    async def abandon(self, reason: str) -> None:
+        """Aborts it where it has not ended."""
+        if not self.ended.is_set():
+            self._feed(Failed(None, reason))
+            if self._ready is not None:
+                await self._transport.aborted(self._ready.version)
 
     async def publish(self) -> Ready:
         """Fixes the version. Nothing has changed for any engine when this returns."""

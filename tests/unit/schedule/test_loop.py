@@ -87,6 +87,11 @@ class World:
             async def prepare(self) -> None:
                 world.note(f"prepare {train_step}")
 
+            async def unserved(self) -> None:
+                await asyncio.sleep(60)
+
+            async def abandon(self, reason: str) -> None: ...
+
             def extend(self, seconds: float) -> None:
                 pass
 

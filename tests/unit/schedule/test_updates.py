@@ -35,6 +35,7 @@ class World:
         self.detached, self.fail, self.slow = detached, fail, slow
         self.notes: list[str] = []
         self.go = asyncio.Event()
+        self.gone = asyncio.Event()
         self.extended = 0.0
 
     async def verb(self, text: str) -> None:
@@ -58,6 +59,12 @@ class World:
             async def commit(self) -> WeightVersion:
                 await world.verb(f"commit {train_step}")
                 return version_of(train_step)
+
+            async def unserved(self) -> None:
+                await world.gone.wait()
+
+            async def abandon(self, reason: str) -> None:
+                world.notes.append(f"abandon {train_step}: {reason}")
 
             def extend(self, seconds: float) -> None:
                 world.extended += seconds
@@ -128,6 +135,14 @@ def test_and_ends_the_run_when_no_try_is_left() -> None:
     with pytest.raises(WeightError, match="prepare 1 failed"):
         on(SYNC, world, lambda updates: updates.publish(1, last=False))
     assert world.notes.count("publish 1") == 2
+
+
+def test_one_that_waits_for_requests_that_no_engine_can_end_gives_up() -> None:
+    world = World(slow=("drain",))
+    world.gone.set()
+    with pytest.raises(WeightError, match="no engine is left"):
+        on(SYNC, world, lambda updates: updates.publish(1, last=False))
+    assert world.notes[-1].startswith("abandon 1: requests are in flight")
 
 
 def test_one_that_failed_beside_training_is_tried_again_when_rollouts_wait_for_it() -> None:
