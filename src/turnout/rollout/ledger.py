@@ -229,8 +229,13 @@ class Ledger(LedgerReader):
             self._connection.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def abandon_versions(self, step: int) -> list[str]:
-        """On resume at a checkpoint: versions exported later, or never committed, are abandoned; their labels."""
+        """On resume at a checkpoint: versions exported later, or never committed, are abandoned; their labels.
+        What an aborted one was made from did not lead to the checkpoint either where it is later: it is void."""
         with self.transaction():
+            self._connection.execute(
+                "UPDATE versions SET state = 'void' WHERE state = 'aborted' AND incarnation < ? AND step > ?",
+                (self.incarnation, step),
+            )
             found = self._connection.execute(
                 "UPDATE versions SET state = 'abandoned' WHERE state IN ('published', 'committed') "
                 "AND incarnation < ? AND (step > ? OR state = 'published') RETURNING label",

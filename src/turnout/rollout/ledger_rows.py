@@ -80,8 +80,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class VersionRow:
-    """A version and what became of it: published, committed, aborted or abandoned. `step` counts train steps done
-    when it was exported."""
+    """A version and what became of it: published, committed, aborted, abandoned or void. `step` counts train steps
+    done when it was exported."""
 
     label: str
     incarnation: int

@@ -153,6 +153,10 @@ class RolloutPool:
         self._open.charged -= 1
         self._workers.pump()
 
+    def published(self, steps_done: int, root: str) -> None:
+        """The trainer has made these weights; a version of them is on its way, and may fail."""
+        self._returning.made(steps_done, root)
+
     def committed(self, steps_done: int, root: str = "") -> None:
         """A version with all train steps before `steps_done` in it is current; `root` is its digest."""
         self._open.committed(steps_done)

@@ -6,8 +6,9 @@ the weights: a version after the checkpoint is abandoned, and made again. A grou
 - for the version of each step at which tokens of it were made by an abandoned version, and
 - for the version that was current when it was admitted, so that what it still samples comes from there.
 
-Then its tokens stand where the weights were made again with the same root; the labels of other weights are told,
-and --on-resume decides. The batches that were taken after the checkpoint are trained again as they were recorded.
+Then its tokens stand where the weights were made again with the same root, whether or not engines got them: an
+update that fails changes no batch. The labels of other weights are told, and --on-resume decides. The batches that
+were taken after the checkpoint are trained again as they were recorded.
 Promises: no group is handed out twice, nor with a version that is not made again yet; nothing waits for a step that
 none of the groups here is needed for (docs/guides/resume.md).
 """
@@ -22,7 +23,8 @@ from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger_rows import VersionRow
 from turnout.rollout.staleness import Fate
 
-COMMITTED, ABANDONED = "committed", "abandoned"
+COMMITTED, ABANDONED, ABORTED = "committed", "abandoned", "aborted"
+MADE = (COMMITTED, ABORTED)  # the trainer had these weights on its way to the checkpoint
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,20 @@ class Returning:
     def __post_init__(self) -> None:
         self._waiting = list(self.groups)
         self._abandoned = {label for label, row in self.versions.items() if row.state == ABANDONED}
-        self._made = {(row.step, row.root) for row in self.versions.values() if row.state == COMMITTED}
+        self._made = {(row.step, row.root) for row in self.versions.values() if row.state in MADE}
 
     @property
     def waits(self) -> bool:
         """Whether a version is still to be made for some."""
         return bool(self._waiting)
 
+    def made(self, steps_done: int, root: str) -> None:
+        """The trainer has these weights, whether or not engines get them."""
+        self._made.add((steps_done, root))
+
     def committed(self, steps_done: int, root: str) -> list[Released]:
         """The groups that go on now that this version is current."""
-        self._made.add((steps_done, root))
+        self.made(steps_done, root)
         free = [one for one in self._waiting if self._needs(one) <= steps_done]
         self._waiting = [one for one in self._waiting if self._needs(one) > steps_done]
         return [Released(one.group, one.state, self._foreign(one.group)) for one in free]

@@ -16,7 +16,7 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.types import RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.rollout.ledger_rows import VersionRow
-from turnout.rollout.returning import ABANDONED, COMMITTED
+from turnout.rollout.returning import ABANDONED, COMMITTED, MADE
 from turnout.rollout.staleness import NEVER, StalenessPolicy, Verdict, judge, token_lags, trained_lags
 
 
@@ -32,18 +32,20 @@ class LagGate:
 
     def restore(self, versions: Collection[VersionRow]) -> None:
         """What a resume knows of versions of earlier incarnations: an abandoned one counts as committed once the
-        same weights are made again at its step."""
+        same weights are made again at its step, and published."""
         for row in versions:
             self.exported_at[row.label] = row.step if row.state == COMMITTED else None
             if row.state == ABANDONED:
                 self.abandoned.setdefault((row.step, row.root), set()).add(row.label)
         for row in versions:
-            if row.state == COMMITTED:
+            if row.state in MADE:
                 self._again(row.step, row.root)
 
-    def published(self, version: WeightVersion) -> None:
-        """Engines may put it into place from now on. Its tokens don't count before it is committed."""
+    def published(self, version: WeightVersion, train_step: int) -> None:
+        """Engines may put it into place from now on. Its tokens don't count before it is committed; those of an
+        abandoned version do now, since the weights before the batch are the ones that made them."""
         self.exported_at.setdefault(version.label, None)
+        self._again(train_step, version.root)
 
     def committed(self, version: WeightVersion, train_step: int) -> None:
         self.exported_at[version.label] = train_step

@@ -6,7 +6,7 @@ from turnout.core.events import Event, VersionAborted, VersionCommitted, Version
 from turnout.core.ports import EventSink
 from turnout.core.version import WeightVersion
 from turnout.rollout.ledger import Ledger
-from turnout.rollout.returning import COMMITTED
+from turnout.rollout.returning import ABORTED, COMMITTED
 
 
 class Publications:
@@ -31,5 +31,5 @@ class Publications:
         elif isinstance(event, VersionCommitted):
             self._ledger.put_version(*self._known.pop(event.version), COMMITTED)
         elif isinstance(event, VersionAborted) and event.version in self._known:
-            self._ledger.put_version(*self._known.pop(event.version), "aborted")
+            self._ledger.put_version(*self._known.pop(event.version), ABORTED)
         self._events.emit(event)

@@ -77,6 +77,8 @@ class InFlight(Protocol):
 
     async def drain(self) -> None: ...
 
+    def published(self, steps_done: int, root: str) -> None: ...
+
     def committed(self, steps_done: int, root: str) -> None: ...
 
     def changed(self) -> None: ...
@@ -192,7 +194,9 @@ class Updates:
         """The update, published."""
         update = self._weights.begin(steps_done)
         with self._around.phases("publish"):
-            self._around.gate.published((await update.publish()).version)
+            version = (await update.publish()).version
+        self._around.gate.published(version, steps_done)
+        self._around.in_flight.published(steps_done, version.root)
         return update
 
     async def _prepare(self, update: PendingUpdate) -> None:

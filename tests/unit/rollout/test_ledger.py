@@ -231,11 +231,14 @@ def test_versions_that_a_resume_leaves_behind_are_abandoned(tmp_path: Path) -> N
         ledger.put_version(version, step, "published")
         if step < 4:
             ledger.put_version(version, step, "committed")
+    for step in (2, 3):  # of updates that failed
+        ledger.put_version(WeightVersion(0, 3 + step, "f" * 32), step, "aborted")
     resumed = file_ledger(as_killed(tmp_path, tmp_path / "killed"))
-    resumed.put_version(WeightVersion(1, 5, "5" * 32), 2, "committed")
+    resumed.put_version(WeightVersion(1, 7, "5" * 32), 2, "committed")
     assert resumed.abandon_versions(2) == [made[3].label, made[4].label]
-    assert [v.state for v in resumed.versions()] == ["committed"] * 3 + ["abandoned"] * 2 + ["committed"]
-    assert [v.step for v in resumed.versions()] == [0, 1, 2, 3, 4, 2]
+    states = ["committed"] * 3 + ["abandoned"] * 2 + ["aborted", "void", "committed"]
+    assert [v.state for v in resumed.versions()] == states
+    assert [v.step for v in resumed.versions()] == [0, 1, 2, 3, 4, 2, 3, 2]
 
 
 def test_tokens_go_once_two_newer_checkpoints_cover_them_and_rows_stay() -> None:

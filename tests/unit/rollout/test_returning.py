@@ -69,6 +69,21 @@ def test_a_version_that_is_passed_over_does_not_hold_anything_for_ever() -> None
     assert released(returning, 5) == {"a": {"v3"}}
 
 
+def test_weights_made_again_stand_also_where_their_version_is_not_committed() -> None:
+    returning = Returning([Returned(group("a", (1, "v3")), COMPLETED, 0)], VERSIONS)
+    returning.made(3, "root-3")  # published, and its update failed
+    assert released(returning, 4) == {"a": set()}
+
+
+@pytest.mark.parametrize(("state", "foreign"), [("aborted", set[str]()), ("void", {"v3"})])
+def test_an_update_that_failed_on_the_way_to_the_checkpoint_tells_its_weights(
+    state: str, foreign: set[str]
+) -> None:
+    again = VersionRow("v9", 1, 9, "root-3", 3, state)
+    returning = Returning([Returned(group("a", (1, "v3")), COMPLETED, 0)], VERSIONS | {"v9": again})
+    assert released(returning, 4) == {"a": foreign}
+
+
 @pytest.mark.parametrize("state", ["published", "aborted"])
 def test_a_version_that_was_never_committed_stands_for_nothing(state: str) -> None:
     versions = VERSIONS | {"v3": version(3, state)}

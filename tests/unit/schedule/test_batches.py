@@ -63,7 +63,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.gate = LagGate(self.policy, None, {label: step for step, label in enumerate(LABELS)})
-        self.gate.published(UNDER_WAY)
+        self.gate.published(UNDER_WAY, STEP)
         self.plan = self
 
     async def take(self, count: int) -> Taken:

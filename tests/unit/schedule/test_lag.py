@@ -7,6 +7,8 @@ import pytest
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
+from turnout.rollout.ledger_rows import VersionRow
+from turnout.rollout.returning import ABANDONED
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.schedule.lag import LagGate
 
@@ -79,15 +81,24 @@ def test_a_group_of_empty_responses_has_no_lag() -> None:
 
 def test_a_version_counts_from_its_commit_on_and_not_from_its_publication() -> None:
     made = gate(2)
-    made.published(version(9))
+    made.published(version(9), 6)
     assert [v.fate for v in made.judge([spanning(6, 9)], 6)] == [Fate.DROP]
     with pytest.raises(
         InvariantBroken, match="group g7 was to train: stale: made by a version that never became"
     ):
         made.check([spanning(6, 9)], 6)
     made.committed(version(9), 6)
-    made.published(version(9))  # said again, as after a resume
+    made.published(version(9), 6)  # said again, as after a resume
     assert made.check([spanning(6, 9)], 6) == {"g7": 0}
+
+
+def test_an_abandoned_version_counts_once_its_weights_are_made_again() -> None:
+    made = gate(2)
+    root = version(9).root
+    made.restore([VersionRow(version(9).label, 0, 9, root, 5, ABANDONED)])
+    assert [v.fate for v in made.judge([spanning(6, 9)], 6)] == [Fate.DROP]
+    made.published(WeightVersion(1, 10, root), 5)
+    assert made.check([spanning(6, 9)], 6) == {"g7": 1}
 
 
 def test_with_a_lead_within_the_bound_a_verdict_contradicts_the_schedule() -> None:

@@ -105,6 +105,8 @@ class World:
     async def drain(self) -> None:
         assert not self.in_flight, "nothing is in flight when a version is put into place"
 
+    def published(self, steps_done: int, root: str) -> None: ...
+
     def committed(self, steps_done: int, root: str) -> None:
         self.notes.append(f"free {steps_done}")
 

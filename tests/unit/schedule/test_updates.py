@@ -34,6 +34,7 @@ class World:
     def __init__(self, detached: bool = True, fail: tuple[str, ...] = (), slow: tuple[str, ...] = ()) -> None:
         self.detached, self.fail, self.slow = detached, fail, slow
         self.notes: list[str] = []
+        self.made: list[tuple[int, str]] = []
         self.go = asyncio.Event()
         self.gone = asyncio.Event()
         self.extended = 0.0
@@ -80,6 +81,9 @@ class World:
 
     async def settled(self) -> None:
         await self.verb("evaluations")
+
+    def published(self, steps_done: int, root: str) -> None:
+        self.made.append((steps_done, root))
 
     def committed(self, steps_done: int, root: str) -> None:
         self.notes.append(f"free {steps_done}")
@@ -170,6 +174,7 @@ def test_and_is_told_where_nothing_is_tried_again() -> None:
             await updates.retry(1)
 
     on(ASYNC, world, use)
+    assert world.made == [(1, version_of(1).root)]  # the weights are there all the same
 
 
 def test_beside_training_the_old_version_is_current_until_the_commit() -> None:
