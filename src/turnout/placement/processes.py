@@ -21,8 +21,8 @@ from turnout.core.ports import Clock
 # Threads of a pool spin this often (a millisecond or two) before they sleep. Not at all costs a third of an
 # engine's speed, for longer takes the cores from the other half of a run, which begins when this one ends.
 POOL_ENVIRONMENT = {"GOMP_SPINCOUNT": "100000", "TOKENIZERS_PARALLELISM": "false"}
-# Python's defaults look 10,000 samples in flight through again and again: that was a fifth of a controller's time and
-# more. What a sample leaves is gone by its reference counts; cycles come from errors and ends, which are few.
+# Python's defaults look 10,000 samples in flight through again and again: a fifth of a controller's time and more.
+# What a sample leaves is gone by its reference counts; cycles come from errors and ends, which are few.
 COLLECTOR = (50_000, 20, 100)
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
 
