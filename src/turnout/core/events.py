@@ -50,7 +50,7 @@ class EngineLost(Event):
 
 @dataclass(frozen=True)
 class GroupTaken(Event):
-    """A prompt left the source; a slot is charged."""
+    """A prompt left the source; a slot is charged. `step`: as GroupRow.admitted of turnout.rollout.ledger_rows."""
 
     group: str
     prompt: str

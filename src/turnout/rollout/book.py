@@ -45,7 +45,7 @@ class GroupBook:
         return self.ledger.transaction()
 
     def admit(self, group: RolloutGroup, step: int) -> None:
-        """A prompt left the source for this train step; a slot is charged."""
+        """A prompt left the source while a version with `step` train steps was current; a slot is charged."""
         with self.transaction():
             self.ledger.add(group, step)
             self._tell(GroupTaken(group.group_id, group.prompt.prompt_id, step))

@@ -139,7 +139,7 @@ class Ledger(LedgerReader):
         self._after.append(effect)
 
     def add(self, group: RolloutGroup, step: int) -> None:
-        """A new attempt, WAITING, admitted for this step; raises InvariantBroken where it is there already."""
+        """A new attempt, WAITING, admitted at this step; raises InvariantBroken where it is there already."""
         self._within()
         name, state = group.group_id, GroupState.WAITING
         row = (name, group.ordinal, group.attempt, group.prompt.prompt_id, state.value, step)

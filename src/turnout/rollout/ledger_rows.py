@@ -38,8 +38,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One attempt. `admitted` is the step it was admitted for, `trained` the one that trained it, `moves` the
-    number of rows in its history."""
+    """One attempt. `admitted`: train steps in the version that was current when its prompt left the source, or the
+    step that sent it back as a later attempt. `trained` is the step that trained it, `moves` the number of rows in
+    its history."""
 
     group_id: str
     ordinal: int

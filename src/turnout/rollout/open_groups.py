@@ -18,8 +18,9 @@ from turnout.rollout.buffer import WindowBuffer
 class OpenGroups:
     """`charged` slots are taken. A group is here, by its id, from `admit` until `take` or `leave`."""
 
-    def __init__(self, window: int) -> None:
-        self.order = WindowBuffer(window)
+    def __init__(self, window: int, version: int) -> None:
+        """`version`: train steps in the version that is current."""
+        self.order, self.version = WindowBuffer(window), version
         self.charged = 0
         self._groups: dict[str, RolloutGroup] = {}
         self._cut: OrderedDict[str, RolloutGroup] = OrderedDict()
@@ -89,6 +90,7 @@ class OpenGroups:
 
     def committed(self, steps_done: int) -> None:
         """A version with all train steps before `steps_done` in it is current."""
+        self.version = steps_done
         while self._uncommitted and self._uncommitted[0][0] < steps_done:
             self.charged -= self._uncommitted.popleft()[1]
 

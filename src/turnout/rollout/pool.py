@@ -39,7 +39,7 @@ class RolloutPool:
     def restore(self, returning: Returning, step: int) -> None:
         """Before anything else: takes in what a resume at this step brings back; each goes on when its version is
         committed again."""
-        self._returning, self._demand.step = returning, step
+        self._returning, self._demand.step, self._open.version = returning, step, step
         for one in returning.groups:
             self._open.admit(one.group)
         for ordinal in returning.passed:

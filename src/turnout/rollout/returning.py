@@ -134,6 +134,6 @@ def masked(group: RolloutGroup, labels: Iterable[str]) -> RolloutGroup:
 
 
 def due_step(admitted: int, behind: int, interval: int) -> int:
-    """Train steps in the version that was current when a group was admitted for step `admitted`, where that was
+    """Train steps in the version that was current when a group was admitted at step `admitted`, where that was
     after the checkpoint with `behind` steps; versions are made every `interval` steps."""
     return 0 if admitted <= behind else max(behind, admitted - admitted % interval)

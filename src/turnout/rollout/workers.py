@@ -26,7 +26,7 @@ class Workers:
 
     def __init__(self, ports: Ports, plan: PoolPlan, demand: Demand, changed: Callable[[], None]) -> None:
         self._ports, self._plan, self._demand, self._changed = ports, plan, demand, changed
-        self.open = OpenGroups(plan.window)
+        self.open = OpenGroups(plan.window, demand.step)
         self.held = self._closing = False
         self.fault: BaseException | None = None
         self._running = InFlight(self._ended)
@@ -56,7 +56,7 @@ class Workers:
                 self._ports.book.start(group.group_id)
             elif (group := self._fresh()) is not None:
                 with self._ports.book.transaction():
-                    self._ports.book.admit(group, self._demand.step)
+                    self._ports.book.admit(group, self.open.version)
                     self._ports.book.start(group.group_id)
                 self.open.admit(group)
             else:

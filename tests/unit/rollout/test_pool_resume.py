@@ -25,6 +25,7 @@ VERSIONS = {
     f"v{step}": VersionRow(f"v{step}", 0, step, f"root-{step}", step, "abandoned" if step else "committed")
     for step in range(3)
 }
+PLAN = PoolPlan(2, 4, 1, None, plan(), NO_LIMITS, 5.0)
 
 
 def made_by(group: RolloutGroup, label: str) -> RolloutGroup:
@@ -60,7 +61,7 @@ class Resumed:
 
         maker: Any = Maker(answer)
         ports = replace(self.bench.ports, generator=maker, clock=RealClock())
-        self.pool = RolloutPool(ports, PoolPlan(2, 4, 1, None, plan(), NO_LIMITS, 5.0))
+        self.pool = RolloutPool(ports, PLAN)
         self.pool.restore(Returning(back, VERSIONS, recorded, policy), 0)
         self.pool.release(0, "root-0")
 
@@ -120,7 +121,7 @@ def test_a_group_that_is_sent_back_is_taken_before_younger_ones() -> None:
 
         maker: Any = Maker(answer)
         ports = replace(bench.ports, generator=maker, clock=RealClock())
-        pool = RolloutPool(ports, PoolPlan(2, 4, 1, None, plan(), NO_LIMITS, 5.0))
+        pool = RolloutPool(ports, PLAN)
         first = (await pool.take(2)).groups
         pool.send_back(first[0], "too old")
         again = (await pool.take(1)).groups
@@ -129,3 +130,26 @@ def test_a_group_that_is_sent_back_is_taken_before_younger_ones() -> None:
         return [group.group_id[-3:] for group in [*first, *again]]
 
     assert asyncio.run(main()) == ["0.0", "1.0", "0.1"]
+
+
+def test_a_group_is_admitted_at_the_version_that_is_current_then() -> None:
+    """What a resume waits for before the group goes on: a later version would sample something else."""
+
+    async def main() -> list[int]:
+        bench = Bench()
+
+        async def answer(group: RolloutGroup) -> Any:
+            return made_by(group, "now")
+
+        maker: Any = Maker(answer)
+        pool = RolloutPool(replace(bench.ports, generator=maker, clock=RealClock()), PLAN)
+        await pool.take(2)
+        pool.end_step()
+        pool.drop(
+            (await pool.take(2)).groups[0], "filtered"
+        )  # group 4 takes its place, version 1 is not made yet
+        pool.committed(1)
+        await pool.close()
+        return [row.admitted for row in bench.book.ledger.rows()]
+
+    assert asyncio.run(main()) == [0, 0, 0, 0, 0, 1, 1]
