@@ -59,6 +59,11 @@ class OpenGroups:
         """It waits for its turn, with what it has."""
         self._groups[group.group_id] = self._cut[group.group_id] = group
 
+    @property
+    def cut_keys(self) -> list[str]:
+        """Those that wait with what they have, in the order in which they were cut."""
+        return list(self._cut)
+
     def next_cut(self) -> RolloutGroup | None:
         """The group that was cut first; it goes on now."""
         return self._cut.popitem(last=False)[1] if self._cut else None
@@ -74,6 +79,7 @@ class OpenGroups:
     def leave(self, key: str) -> None:
         """It ends, or is kept aside, without being taken: its slot is free."""
         del self._groups[key]
+        self._cut.pop(key, None)
         self.order.remove(key)
         self.charged -= 1
 

@@ -35,6 +35,7 @@ class RolloutPool:
         self._stopping = False
         self._news = asyncio.Event()
         self._returning = Returning()
+        self._next: list[str] = []  # the next batch, where the rest was dropped before the weights changed
 
     def restore(self, returning: Returning, step: int) -> None:
         """Before anything else: takes in what a resume at this step brings back; each goes on when its version is
@@ -101,11 +102,11 @@ class RolloutPool:
         return keys, ended.taken, "" if len(keys) + len(ended.taken) == count else ended.why
 
     def _choice(self, count: int) -> list[str] | None:
-        """What to take: the batch of this step as it was recorded before a resume, or the oldest that are ready.
-        None: not yet."""
+        """What to take: the batch of this step as it was recorded before a resume, what was kept for it when the
+        rest was dropped, or the oldest that are ready. None: not yet."""
         order = self._open.order
-        recorded = None if self._demand.in_hand else self._returning.batch(self.step)
-        if recorded is not None:
+        recorded = self._returning.batch(self.step) or self._next
+        if recorded and not self._demand.in_hand:
             if order.complete_all(recorded):
                 return list(recorded)
             return [] if self._no_more() else None
@@ -132,6 +133,7 @@ class RolloutPool:
         """The groups in hand are the batch of this step; the next `take` is for the next one. The step keeps its
         slots, those of groups that it lacks too, until the version made from it is committed (staleness.md)."""
         self._open.end_step(self.step, self._demand.in_hand, self.plan.per_step)
+        self._next = []
         for group in self._demand.next_step():
             self._ports.book.drop(group.group_id, BEST_OF_OTHERS)
         self._workers.pump()
@@ -222,12 +224,17 @@ class RolloutPool:
         return self.plan.surplus > 0 and (last or self._choice(self.plan.per_step) is not None)
 
     async def _cut_surplus(self, keep: int) -> None:
-        """Cuts what is in flight. Where that ends it, so does it complete groups but the oldest `keep`: they would
-        train a version later than those of their rollout."""
+        """Cuts what is in flight. Where that ends it, so does it what a resume brought back cut and complete groups
+        but the oldest `keep`: they would train a version later than those of their rollout. The `keep` train next,
+        before older groups that had no tokens yet."""
         await self.cut()
-        for key in self._open.order.complete_keys[keep:] if self.plan.drops_cut else ():
+        if not self.plan.drops_cut:
+            return
+        complete = self._open.order.complete_keys
+        for key in [*self._open.cut_keys, *complete[keep:]]:
             if not self._returning.recorded(key):
                 self._workers.drop(key, SURPLUS)
+        self._next = complete[:keep] if len(complete) >= keep else []
 
     async def cut(self) -> None:
         """Stops what is in flight, keeps or drops it; nothing is admitted until the next commit or `take`."""

@@ -153,3 +153,73 @@ def test_a_group_is_admitted_at_the_version_that_is_current_then() -> None:
         return [row.admitted for row in bench.book.ledger.rows()]
 
     assert asyncio.run(main()) == [0, 0, 0, 0, 0, 1, 1]
+
+
+class Slow:
+    """An admission under which nothing may start yet."""
+
+    free = False
+
+    def may_start(self, in_flight: int, ahead: int) -> bool:
+        return self.free
+
+
+def over_sampled(*states: GroupState) -> tuple[Bench, RolloutPool, Slow]:
+    """A pipelined pool of 2 groups a step and 2 more that drops these, which goes on from step 0 with groups in
+    these states: complete and cut ones have tokens of its version, one that waits is of the version after."""
+    bench, slow, back = Bench(), Slow(), list[Any]()
+    for (ordinal, prompt), state in zip(bench.source.take(len(states)), states, strict=True):
+        group = RolloutGroup(f"g{ordinal:08d}.0", ordinal, 0, prompt)
+        with bench.book.transaction():
+            bench.book.admit(group, 0)
+            if state is not GroupState.WAITING:
+                group = made_by(group, "v0")
+                bench.book.start(group.group_id)
+            if state is GroupState.PARTIAL:
+                bench.book.cut(group.group_id)
+            elif state is GroupState.COMPLETED:
+                bench.book.complete(group)
+        back.append(Returned(group, state, int(state is GroupState.WAITING)))
+
+    async def answer(group: RolloutGroup) -> Any:
+        return made_by(group, "v1")
+
+    ports: Any = replace(bench.ports, generator=Maker(answer), clock=RealClock(), admission=slow)
+    pool = RolloutPool(ports, PoolPlan(2, 6, 5, None, plan(), NO_LIMITS, 5.0, surplus=2, beside=True))
+    pool.restore(Returning(back, VERSIONS), 0)
+    pool.release(0, "root-0")
+    return bench, pool, slow
+
+
+def two_steps(*states: GroupState) -> tuple[list[list[int]], int]:
+    """The batches of two steps with a change of weights between them, after which all that may start has ended; how
+    many groups were dropped before it."""
+
+    async def main() -> tuple[list[list[int]], int]:
+        bench, pool, slow = over_sampled(*states)
+        first = await pool.take(2)
+        pool.end_step()
+        await pool.drain()
+        dropped = bench.book.dropped["surplus"]
+        slow.free = True
+        pool.committed(1, "root-1")
+        while pool.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        second = await pool.take(2)
+        await pool.close()
+        assert conserved(bench)
+        return [[group.ordinal for group in got.groups] for got in (first, second)], dropped
+
+    return asyncio.run(main())
+
+
+COMPLETED, PARTIAL, WAITING = GroupState.COMPLETED, GroupState.PARTIAL, GroupState.WAITING
+
+
+def test_a_cut_group_of_a_resume_that_never_went_on_is_dropped_when_the_weights_change() -> None:
+    """Its tokens would be too old in the end, as those of what is in flight would."""
+    assert two_steps(COMPLETED, COMPLETED, PARTIAL, COMPLETED, COMPLETED) == ([[0, 1], [3, 4]], 1)
+
+
+def test_what_was_complete_when_the_weights_changed_trains_before_an_older_group_that_begins_then() -> None:
+    assert two_steps(WAITING, COMPLETED, COMPLETED, COMPLETED, COMPLETED) == ([[1, 2], [3, 4]], 0)
