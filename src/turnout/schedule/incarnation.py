@@ -125,8 +125,7 @@ class Incarnation:
             published = Publications(events, book.ledger)
             published.expect(base, 0)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
-            patience = UpdatePatience(config.update_weight_timeout_s, config.update_retries, self._recovered)
-            weights = WeightUpdates(updater, trainer.export, patience)
+            weights = WeightUpdates(updater, trainer.export, self._patience(updater))
             rewards = wiring.reward_runner(config, self._clock)
             generator = Generator(self._sampler(updater, inputs), rewards)
             around = EvalWorld(store.keep, events, self._phases, self._clock)
@@ -200,8 +199,13 @@ class Incarnation:
         fleet = updater.fleet
         return Around(lambda: self._phases.current, lost, joins, fleet.unasked, fleet.changing)
 
-    async def _recovered(self) -> None:
-        await self._engines.enough(self.config.engines_needed, self.config.engine_start_timeout_s)
+    def _patience(self, updater: Updater) -> UpdatePatience:
+        config, fleet = self.config, updater.fleet
+
+        async def recovered() -> None:
+            await self._engines.enough(config.engines_needed, fleet.required, config.engine_start_timeout_s)
+
+        return UpdatePatience(config.update_weight_timeout_s, config.update_retries, recovered)
 
     async def _stopped(self, plane: ControlPlane) -> None:
         await self._stop()

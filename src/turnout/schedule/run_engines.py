@@ -9,7 +9,7 @@ engines are left for an update the run ends with the last death. After `stop` no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +81,18 @@ class RunEngines:
         url, pid = engine.client.address.url, engine.process.pid
         self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version))
 
-    async def enough(self, needed: int, deadline_s: float) -> None:
-        """Waits until so many engines are up; raises DeadlineExceeded."""
+    async def enough(self, needed: int, able: Callable[[], Collection[str]], deadline_s: float) -> None:
+        """Waits until so many engines are up and among the ids of `able`; raises DeadlineExceeded."""
 
         async def poll() -> None:
-            while sum(health.state in (Life.UP, Life.SUSPECT) for health in self._health.values()) < needed:
+            while len(self._up().intersection(able())) < needed:
                 await self._clock.sleep(POLL_S)
 
         await self._clock.within(deadline_s, f"{needed} engines to be up", poll())
+
+    def _up(self) -> set[str]:
+        up = (Life.UP, Life.SUSPECT)
+        return {e.engine_id for index, e in self._engines.items() if self._health[index].state in up}
 
     async def during(self, work: Coroutine[Any, Any, None], care: Care, around: Around) -> None:
         """Runs `work` beside a watch on every engine. Raises EngineDead with fewer than `care.needed` left."""

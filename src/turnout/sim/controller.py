@@ -233,10 +233,14 @@ class Controller:
 
     async def _recovered(self) -> None:
         config, world = self._world.plan.config, self._world
+        assert self._updater is not None, "an update failed"
+        fleet = self._updater.fleet
 
         async def poll() -> None:
-            while sum(engine.alive for engine in world.engines) < config.engines_needed:
+            alive = {engine.name for engine in world.engines if engine.alive}
+            while len(alive.intersection(fleet.required())) < config.engines_needed:
                 await world.clock.sleep(RECOVERY_POLL_S)
+                alive = {engine.name for engine in world.engines if engine.alive}
 
         what = f"{config.engines_needed} engines to be up"
         await world.clock.within(config.engine_start_timeout_s, what, poll())
