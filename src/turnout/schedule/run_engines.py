@@ -19,7 +19,7 @@ from turnout.core.ports import Clock, EventSink
 from turnout.observe.run_view import EngineView
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, RestartPolicy, Sign
-from turnout.serving.launcher import Engine
+from turnout.serving.launcher import STOP_GRACE_S, Engine
 
 LAST_WORDS_S = 2.0
 POLL_S = 0.2
@@ -135,13 +135,13 @@ class RunEngines:
             if pause_s is None:
                 return death
             around.lost(death, f"it is started again in {pause_s:g} s")
-            await self._engines[index].stop()
+            await self._engines[index].process.stop(STOP_GRACE_S)
             await self._clock.sleep(pause_s)
             death = await self._next_life(index, care, around)
 
     async def _next_life(self, index: int, care: Care, around: Around) -> EngineDead:
         """Starts the engine and has it join; why this life ended."""
-        before = self._engines[index]
+        before = self._engines[index].client
         try:
             await self.start(index)
         except EngineError as fault:
@@ -158,6 +158,7 @@ class RunEngines:
             for task in (joins, death):
                 task.cancel()
             await asyncio.gather(joins, death, return_exceptions=True)
+            await before.close()  # until the new life had joined, an update still asked the old one
 
     async def _death(self, index: int, care: Care, around: Around) -> EngineDead:
         """Waits until the process has ended or counts as dead."""
