@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import heapq
 import random
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -247,7 +248,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 task._log_traceback = False
             else:
                 task._log_destroy_pending = False
-                with contextlib.suppress(*UNSEEN):
+                with contextlib.suppress(*UNSEEN), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # what it was about to await begins no more
                     task.get_coro().close()
         self._tasks.clear()
         self._ready.clear()
