@@ -50,9 +50,8 @@ class Draft:
         self._mixed = list(begun.kv_mixed)
         self._spans = list(begun.spans.runs)
         self._engines = list(begun.engines.runs)
-        self._sure = self._told = len(
-            self.ids
-        )  # tokens of committed versions; tokens that the journal was told of
+        # tokens of committed versions; tokens that the journal was told of
+        self._sure = self._told = len(self.ids)
         self._open: list[tuple[int, str, str]] = []  # the versions of the others
         self._reported = desk.clock.now()
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, VersionUnmet, WeightError
 from turnout.core.ports import Clock
 from turnout.core.rng import IdSource, random_id
-from turnout.core.types import Finish, Prompt, Trajectory
+from turnout.core.types import Finish, Prompt, Trajectory, but
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.rollout.draft import Desk, Draft, Journal, Pace
 from turnout.rollout.line import Line, endless
@@ -164,10 +164,8 @@ class Sampler:
             if stop is not None or over:
                 made = len(draft.ids)
                 finish = await self._ended(Finish.LENGTH if stop is None else Finish.STOP, draft, end)
-                if (
-                    finish is not Finish.ABORT or len(draft.ids) == made
-                ):  # else some were void: on from the rest
-                    return finish
+                if finish is not Finish.ABORT or len(draft.ids) == made:
+                    return finish  # else some were void: on from the rest
             before, dead = len(draft.ids), None
             try:
                 async with self._place(ask, engine, end) as engine:
@@ -233,7 +231,8 @@ class Sampler:
     async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, end: float) -> Finish:
         """One request for what is missing; tried again while the engine is busy."""
         plan, made = ask.plan, len(draft.ids)
-        params = plan.params.but(
+        params = but(
+            plan.params,
             max_new_tokens=plan.left(len(ask.prompt.token_ids), made),
             min_new_tokens=max(0, plan.params.min_new_tokens - made),
             sampling_seed=draft.seed,

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from turnout.core.errors import EngineDead, EngineError, EngineRefused
 from turnout.core.rng import SeedTree
-from turnout.core.types import Prompt, RolloutGroup, Trajectory
+from turnout.core.types import Prompt, RolloutGroup, Trajectory, but
 from turnout.placement.tasks import together
 from turnout.rollout.draft import Draft
 from turnout.rollout.rewards import RewardRunner
@@ -109,7 +109,7 @@ class Generator:
         scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         if scored.value is None:
             return f"unscored: {scored.why}"
-        made = made.but(reward=scored.value)
+        made = but(made, reward=scored.value)
         keep.ended(member, made)
         return made
 
@@ -127,6 +127,6 @@ class Generator:
             if score.value is None:
                 scored.append(f"unscored: {score.why}")
                 continue
-            scored.append(one.but(reward=score.value))
-            keep.ended(member, one.but(reward=score.value))
+            scored.append(but(one, reward=score.value))
+            keep.ended(member, but(one, reward=score.value))
         return scored

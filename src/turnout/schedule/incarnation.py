@@ -22,7 +22,7 @@ from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import read_metrics
 from turnout.rollout.draft import Pace
-from turnout.rollout.sampler import Routes, Sampler
+from turnout.rollout.sampler import Sampler
 from turnout.rollout.staleness import Fate
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
@@ -32,7 +32,7 @@ from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
 from turnout.schedule.inputs import RunInputs
-from turnout.schedule.parts import TrainerThread, UpdatePatience, WeightUpdates
+from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.reporter import Curves, RunReporter, Sources
@@ -125,7 +125,7 @@ class Incarnation:
             published = Publications(events, book.ledger)
             published.expect(base, 0)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
-            weights = WeightUpdates(updater, trainer.export, self._patience(updater))
+            weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
             rewards = wiring.reward_runner(config, self._clock)
             generator = Generator(self._sampler(updater, inputs), rewards)
             around = EvalWorld(store.keep, events, self._phases, self._clock)
@@ -199,14 +199,6 @@ class Incarnation:
         fleet = updater.fleet
         return Around(lambda: self._phases.current, lost, joins, fleet.unasked, fleet.changing)
 
-    def _patience(self, updater: Updater) -> UpdatePatience:
-        config, fleet = self.config, updater.fleet
-
-        async def recovered() -> None:
-            await self._engines.enough(config.engines_needed, fleet.required, config.engine_start_timeout_s)
-
-        return UpdatePatience(config.update_weight_timeout_s, config.update_retries, recovered)
-
     async def _stopped(self, plane: ControlPlane) -> None:
         await self._stop()
         plane.stop()
@@ -232,9 +224,7 @@ class Incarnation:
                 raise result
 
     def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
-        fleet = updater.fleet
-        room = wiring.request_room(self.config, fleet.engines)
-        routes = Routes(fleet.routable, fleet.standing, fleet.changed, room)
+        routes = wiring.routes(self.config, updater.fleet)
         pace = Pace(self.config.token_journal_interval)
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
 

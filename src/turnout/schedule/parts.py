@@ -24,6 +24,7 @@ from turnout.train.settings import TrainerSettings
 from turnout.transfer.updater import Update, Updater
 from turnout.weights.tensors import HostTensor
 
+POLL_S = 0.2
 NOT_FULL = "the last batch is not full"
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -160,11 +161,13 @@ class TrainerThread:
 
 @dataclass(frozen=True)
 class UpdatePatience:
-    """How long one update may take, how often one that failed is tried again, and what is waited for before."""
+    """How long one update may take, and how often one that failed is tried again: once enough of the engines that
+    `up` names take part in updates, for which it waits at most `recovery_s`."""
 
     deadline_s: float
     retries: int = 0
-    recovered: Callable[[], Awaitable[None]] | None = None
+    up: Callable[[], Iterable[str]] = tuple[str, ...]
+    recovery_s: float = 0.0
 
 
 class WeightUpdates:
@@ -177,8 +180,14 @@ class WeightUpdates:
         self.retries = patience.retries
 
     async def recovered(self) -> None:
-        if self._patience.recovered is not None:
-            await self._patience.recovered()
+        """Waits until enough engines run and take part in updates; raises DeadlineExceeded."""
+        fleet, clock, up = self.updater.fleet, self.updater.clock, self._patience.up
+
+        async def poll() -> None:
+            while len(set(up()).intersection(fleet.required())) < fleet.min_engines:
+                await clock.sleep(POLL_S)
+
+        await clock.within(self._patience.recovery_s, f"{fleet.min_engines} engines to be up", poll())
 
     @property
     def detached(self) -> bool:

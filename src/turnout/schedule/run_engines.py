@@ -9,7 +9,7 @@ engines are left for an update the run ends with the last death. After `stop` no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,12 @@ from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, Engine
 from turnout.core.events import EngineReady
 from turnout.core.ports import Clock, EventSink
 from turnout.observe.run_view import EngineView
+from turnout.placement.tasks import first
 from turnout.serving.client import EngineClient
-from turnout.serving.health_machine import WINDOW_S, Health, Life, RestartPolicy, Sign
+from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
 
 LAST_WORDS_S = 2.0
-POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,11 @@ class Around:
 
 @dataclass(frozen=True)
 class Care:
-    """How engines are watched, and how many of them the run can't do without."""
+    """How engines are watched, how often one may be started again (turnout.serving.health_machine), and how many of
+    them the run can't do without."""
 
     probes: Probes
-    restarts: RestartPolicy
+    restarts: int
     needed: int
 
 
@@ -77,22 +78,14 @@ class RunEngines:
     async def start(self, index: int) -> None:
         health = self._health.setdefault(index, Health())
         engine = self._engines[index] = await self._start(index)
-        self._health[index] = health.after(Sign.SERVES, 1)
+        self._health[index] = health.after(Sign.SERVES)
         url, pid = engine.client.address.url, engine.process.pid
         self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version))
 
-    async def enough(self, needed: int, able: Callable[[], Collection[str]], deadline_s: float) -> None:
-        """Waits until so many engines are up and among the ids of `able`; raises DeadlineExceeded."""
-
-        async def poll() -> None:
-            while len(self._up().intersection(able())) < needed:
-                await self._clock.sleep(POLL_S)
-
-        await self._clock.within(deadline_s, f"{needed} engines to be up", poll())
-
-    def _up(self) -> set[str]:
+    def up(self) -> list[str]:
+        """The ids of those that run, as far as is known."""
         up = (Life.UP, Life.SUSPECT)
-        return {e.engine_id for index, e in self._engines.items() if self._health[index].state in up}
+        return [e.engine_id for index, e in self._engines.items() if self._health[index].state in up]
 
     async def during(self, work: Coroutine[Any, Any, None], care: Care, around: Around) -> None:
         """Runs `work` beside a watch on every engine. Raises EngineDead with fewer than `care.needed` left."""
@@ -126,11 +119,11 @@ class RunEngines:
 
     async def _lives(self, index: int, care: Care, around: Around) -> EngineDead:
         """Watches an engine and starts it again, as often as the budget allows. Why its last life ended."""
-        death, policy = await self._death(index, care, around), care.restarts
+        death, restarts = await self._death(index, care, around), care.restarts
         while True:
-            self._health[index], pause_s = self._health[index].again(policy, self._clock.now())
-            if pause_s is None and policy.restarts:
-                spent = f"{death.reason}; it was started again {policy.restarts} times in {WINDOW_S:.0f} s"
+            self._health[index], pause_s = self._health[index].again(restarts, self._clock.now())
+            if pause_s is None and restarts:
+                spent = f"{death.reason}; it was started again {restarts} times in {WINDOW_S:.0f} s"
                 return EngineDead(death.engine_id, death.phase, death.last_version, spent)
             if pause_s is None:
                 return death
@@ -145,7 +138,7 @@ class RunEngines:
         try:
             await self.start(index)
         except EngineError as fault:
-            self._health[index] = self._health[index].after(Sign.ENDED, 1)
+            self._health[index] = self._health[index].after(Sign.ENDED)
             return EngineDead(before.engine_id, "start", "none", fault.reason)
         joins = asyncio.ensure_future(around.joins(self._engines[index].client))
         death = asyncio.ensure_future(self._death(index, care, around))
@@ -163,17 +156,9 @@ class RunEngines:
     async def _death(self, index: int, care: Care, around: Around) -> EngineDead:
         """Waits until the process has ended or counts as dead."""
         engine = self._engines[index]
-        ends = asyncio.ensure_future(engine.process.ended())
-        fails = asyncio.ensure_future(self._fails(index, care, around))
-        try:
-            await asyncio.wait({ends, fails}, return_when=asyncio.FIRST_COMPLETED)
-            how = ends.result() if ends.done() else fails.result()
-        finally:
-            for task in (ends, fails):
-                task.cancel()
-            await asyncio.gather(ends, fails, return_exceptions=True)
+        how = await first(engine.process.ended(), self._fails(index, care, around))
         if self._health[index].state is not Life.DOWN:
-            self._health[index] = self._health[index].after(Sign.ENDED, 1)
+            self._health[index] = self._health[index].after(Sign.ENDED)
         return EngineDead(engine.engine_id, around.phase(), engine.client.version, how)
 
     async def _fails(self, index: int, care: Care, around: Around) -> str:
@@ -189,7 +174,7 @@ class RunEngines:
             if health.state is Life.DOWN:
                 return f"{health.silent} health probes in a row failed, the last with: {reason}"
             unasked = around.unasked(engine.engine_id)
-            if unasked and care.restarts.restarts:
+            if unasked and care.restarts:
                 return unasked
 
 

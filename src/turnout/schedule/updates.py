@@ -17,6 +17,7 @@ from typing import Protocol
 from turnout.core.errors import DeadlineExceeded, EngineError, InvariantBroken, TurnoutError, WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
+from turnout.placement.tasks import first
 from turnout.schedule.lag import LagGate
 from turnout.schedule.phases import Phases
 from turnout.schedule.schedule import Schedule
@@ -231,19 +232,12 @@ class Updates:
     async def _drained(self, update: PendingUpdate) -> None:
         """Nothing is in flight any more. Requests that no engine may be asked for end only after this update, which
         would wait for them: it gives up."""
-        drains = asyncio.ensure_future(self._around.in_flight.drain())
-        starves = asyncio.ensure_future(update.unserved())
-        try:
-            await asyncio.wait({drains, starves}, return_when=asyncio.FIRST_COMPLETED)
-            if not drains.done():
-                raise WeightError(
-                    "requests are in flight, and no engine is left that may be asked for the rest"
-                )
-            drains.result()
-        finally:
-            for task in (drains, starves):
-                task.cancel()
-            await asyncio.gather(drains, starves, return_exceptions=True)
+
+        async def starves() -> None:
+            await update.unserved()
+            raise WeightError("requests are in flight, and no engine is left that may be asked for the rest")
+
+        await first(self._around.in_flight.drain(), starves())
 
     async def _commit(self, update: PendingUpdate, steps_done: int) -> None:
         version = await update.commit()

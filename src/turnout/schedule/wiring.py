@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,16 @@ from turnout.rollout.line import QUEUED, endless
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.rewards import RewardRunner, load_reward
+from turnout.rollout.sampler import Routes
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.worker import SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
+from turnout.schedule.parts import UpdatePatience
 from turnout.schedule.run_engines import Care, Probes
-from turnout.serving.health_machine import RestartPolicy
 from turnout.serving.launcher import EngineLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
+from turnout.transfer.fleet import Fleet
 from turnout.transfer.updater import UpdatePolicy
 from turnout.weights.stock_checksums import StockEngine
 
@@ -126,6 +128,18 @@ def request_room(config: RunConfig, engines: Sized) -> Callable[[], float]:
     return lambda: float(QUEUED * int(running) * len(engines))
 
 
+def routes(config: RunConfig, fleet: Fleet) -> Routes:
+    """Which engines samples may ask, and how many at once."""
+    return Routes(fleet.routable, fleet.standing, fleet.changed, request_room(config, fleet.engines))
+
+
+def update_patience(config: RunConfig, up: Callable[[], Iterable[str]]) -> UpdatePatience:
+    """`up`: the ids of engines that run."""
+    return UpdatePatience(
+        config.update_weight_timeout_s, config.update_retries, up, config.engine_start_timeout_s
+    )
+
+
 def engine_care(config: RunConfig) -> Care:
     """How the run's engines are watched and started again."""
     probes = Probes(
@@ -134,7 +148,7 @@ def engine_care(config: RunConfig) -> Care:
         first_wait_s=config.rollout_health_check_first_wait,
     )
     restarts = config.engine_restarts if config.use_fault_tolerance else 0
-    return Care(probes, RestartPolicy(restarts), config.engines_needed)
+    return Care(probes, restarts, config.engines_needed)
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

@@ -61,14 +61,6 @@ HEALTH_TABLE: Table[Life, Sign] = Table(
 
 
 @dataclass(frozen=True)
-class RestartPolicy:
-    """An engine is started again at most `restarts` times in any `WINDOW_S` seconds, `PAUSE_S` after the first of
-    its ends and twice as long after each further one, at most `PAUSE_MAX_S`. 0: never."""
-
-    restarts: int = 0
-
-
-@dataclass(frozen=True)
 class Health:
     """`silent` counts probes in a row without an answer; `begun_s` are the times of its restarts."""
 
@@ -76,7 +68,7 @@ class Health:
     silent: int = 0
     begun_s: tuple[float, ...] = ()
 
-    def after(self, sign: Sign, failures: int) -> Health:
+    def after(self, sign: Sign, failures: int = 1) -> Health:
         """Its health after a sign; raises IllegalTransition. `failures` probes in a row without an answer are an
         end."""
         silent = self.silent + 1 if sign is Sign.SILENT else 0
@@ -85,10 +77,12 @@ class Health:
             state = HEALTH_TABLE.after(state, Sign.ENDED)
         return replace(self, state=state, silent=silent)
 
-    def again(self, policy: RestartPolicy, now: float) -> tuple[Health, float | None]:
-        """DOWN: STARTING and after how many seconds, or GONE and None where the budget is spent."""
+    def again(self, restarts: int, now: float) -> tuple[Health, float | None]:
+        """DOWN: STARTING and after how many seconds, or GONE and None where the budget is spent: `restarts` in any
+        WINDOW_S seconds. The pause is PAUSE_S after the first end and twice as long after each further one, at most
+        PAUSE_MAX_S."""
         recent = tuple(at for at in self.begun_s if now - at < WINDOW_S)
-        if len(recent) >= policy.restarts:
+        if len(recent) >= restarts:
             return replace(self, state=HEALTH_TABLE.after(self.state, Sign.GIVEN_UP)), None
         pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** len(recent))
         state = HEALTH_TABLE.after(self.state, Sign.AGAIN)

@@ -6,8 +6,6 @@ port (bind and hold, no race) and tells it through its ready file.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import sys
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from pathlib import Path
 from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError
 from turnout.core.ports import Clock
 from turnout.placement.processes import ChildProcess, child_environment
+from turnout.placement.tasks import first
 from turnout.serving.address import parse_address
 from turnout.serving.client import EngineClient
 
@@ -79,17 +78,10 @@ async def _appears(process: ChildProcess, ready: Path, spec: EngineLaunch, clock
         while not ready.exists():
             await clock.sleep(POLL_S)
 
-    ended = asyncio.ensure_future(process.ended())
-    serving = asyncio.ensure_future(clock.within(spec.start_deadline_s, "it to serve", poll()))
+    async def dies() -> None:
+        raise EngineDead(spec.engine_id, "start", "none", await process.ended())
+
     try:
-        await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            raise EngineDead(spec.engine_id, "start", "none", ended.result())
-        serving.result()
+        await first(clock.within(spec.start_deadline_s, "it to serve", poll()), dies())
     except DeadlineExceeded as fault:
         raise EngineError(spec.engine_id, "start", "none", f"{fault}; see {process.log}") from fault
-    finally:
-        for task in (ended, serving):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, DeadlineExceeded):
-                await task

@@ -29,6 +29,7 @@ from turnout.core.errors import (
 )
 from turnout.core.ports import Clock
 from turnout.placement.processes import ChildProcess, child_environment
+from turnout.placement.tasks import first
 from turnout.serving.address import Address
 from turnout.serving.launcher import Engine
 from turnout.serving.sglang_client import SglangClient
@@ -163,21 +164,15 @@ async def _generates(process: ChildProcess, client: SglangClient, spec: SglangLa
                 return await client.generates(PROBE_S)
             await clock.sleep(POLL_S)
 
-    ended = asyncio.ensure_future(process.ended())
-    serving = asyncio.ensure_future(clock.within(spec.start_deadline_s, "it to generate", poll()))
+    async def dies() -> None:
+        how = f"{await process.ended()}\n{log_tail(process.log)}"
+        raise EngineDead(spec.engine_id, "start", "none", how)
+
     try:
-        await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            how = f"{ended.result()}\n{log_tail(process.log)}"
-            raise EngineDead(spec.engine_id, "start", "none", how)
-        serving.result()
+        await first(clock.within(spec.start_deadline_s, "it to generate", poll()), dies())
     except DeadlineExceeded as fault:
         how = f"{fault}; its log {process.log} ends:\n{log_tail(process.log)}"
         raise EngineError(spec.engine_id, "start", "none", how) from fault
-    finally:
-        for task in (ended, serving):
-            task.cancel()
-        await asyncio.gather(ended, serving, return_exceptions=True)
 
 
 def log_tail(log: Path) -> str:

@@ -34,7 +34,7 @@ from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.prompts import Fingerprint
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import Routes, Sampler
+from turnout.rollout.sampler import Sampler
 from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
 from turnout.rollout.untold import untold
@@ -47,7 +47,7 @@ from turnout.schedule.control import World as Ports
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalWorld
 from turnout.schedule.loop import StepBatch
-from turnout.schedule.parts import TrainerThread, UpdatePatience, WeightUpdates
+from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.resume import Beginning, find_beginning, load_weights
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from turnout.sim.world import World
 
 T = TypeVar("T")
-RECOVERY_POLL_S = 0.5
 ATTEST_S, JOIN_S = 60.0, 120.0
 FINGERPRINT = Fingerprint(0, PROMPTS, "virtual", {})
 
@@ -231,20 +230,6 @@ class Controller:
         if not join.cancelled() and isinstance(fault := join.exception(), TurnoutError):
             self._world.note(self._life.name, f"an engine could not join: {fault}")
 
-    async def _recovered(self) -> None:
-        config, world = self._world.plan.config, self._world
-        assert self._updater is not None, "an update failed"
-        fleet = self._updater.fleet
-
-        async def poll() -> None:
-            alive = {engine.name for engine in world.engines if engine.alive}
-            while len(alive.intersection(fleet.required())) < config.engines_needed:
-                await world.clock.sleep(RECOVERY_POLL_S)
-                alive = {engine.name for engine in world.engines if engine.alive}
-
-        what = f"{config.engines_needed} engines to be up"
-        await world.clock.within(config.engine_start_timeout_s, what, poll())
-
     def ledger_groups(self) -> list[LedgerGroup]:
         """All rows, as they stand."""
         if self._ledger is None:
@@ -304,9 +289,7 @@ class Controller:
         clients = [self._clients[engine.name] for engine in alive]
         updater = self._updater = Updater(transport, clients, published, clock, wiring.update_policy(config))
         rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)
-        fleet = updater.fleet
-        room = wiring.request_room(config, fleet.engines)
-        routes = Routes(fleet.routable, fleet.standing, fleet.changed, room)
+        routes = wiring.routes(config, updater.fleet)
         generator = Generator(Sampler(routes, Decoder(), clock, self._id), rewards)
         around = EvalWorld(store.keep, self._events, self._phases, clock, self._id)
         evals = make_evaluations(world.plan.evals, updater, rewards, Decoder(), around)
@@ -322,7 +305,7 @@ class Controller:
         weights = WeightUpdates(
             updater,
             thread.export,
-            UpdatePatience(config.update_weight_timeout_s, config.update_retries, self._recovered),
+            wiring.update_patience(config, lambda: [e.name for e in world.engines if e.alive]),
         )
         ports = Ports(
             clock, told, source, generator, thread, weights, evals, checkpoints, reporter, self._phases

@@ -18,7 +18,6 @@ import shutil
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -246,7 +245,7 @@ def in_memory() -> Path | None:
     return SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def folder_of_worlds() -> Iterator[Path]:
     """A folder for the disks of many worlds, gone afterwards with whatever killed processes left in it. What a
     killed owner left goes with the next one's."""

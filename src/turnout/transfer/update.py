@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from turnout.transfer.updater import Updater
 
 IDLE_S, IDLE_POLL_S = 1.0, 0.05
-UNSERVED_S = 5.0
+UNSERVED_S, UNSERVED_LOOKS = 5.0, 10
 FAULTS = (EngineError, WeightError, DeadlineExceeded)
 
 
@@ -63,10 +63,10 @@ class Update:
 
     async def unserved(self) -> None:
         """Returns when no engine could be asked for UNSERVED_S: those that join wait for the end of the update."""
-        since: float | None = None
-        while since is None or self._clock.now() - since < UNSERVED_S:
-            since = None if self._fleet.any_routable() else self._clock.now() if since is None else since
-            await self._clock.sleep(UNSERVED_S / 10)
+        looks = 0
+        while looks < UNSERVED_LOOKS:
+            looks = 0 if self._fleet.any_routable() else looks + 1
+            await self._clock.sleep(UNSERVED_S / UNSERVED_LOOKS)
 
     async def abandon(self, reason: str) -> None:
         """Aborts it where it has not ended."""

@@ -14,7 +14,6 @@ from turnout.serving.health_machine import (
     WINDOW_S,
     Health,
     Life,
-    RestartPolicy,
     Sign,
 )
 
@@ -45,7 +44,7 @@ def test_one_silent_probe_is_an_end_where_that_is_asked():
 
 
 def test_no_engine_is_started_again_where_none_may():
-    health, pause = Health(Life.DOWN).again(RestartPolicy(0), 5.0)
+    health, pause = Health(Life.DOWN).again(0, 5.0)
     assert (health.state, pause) == (Life.GONE, None)
 
 
@@ -54,7 +53,7 @@ def test_no_window_holds_more_restarts_than_the_budget(budget, gaps):
     now, health, begun = 0.0, Health(Life.DOWN), []
     for gap in gaps:
         now += gap
-        health, pause = health.again(RestartPolicy(budget), now)
+        health, pause = health.again(budget, now)
         if pause is None:
             assert health.state is Life.GONE
             assert sum(now - at < WINDOW_S for at in begun) == budget
@@ -70,7 +69,7 @@ def test_no_window_holds_more_restarts_than_the_budget(budget, gaps):
 def test_pauses_double_while_ends_follow_each_other():
     now, health, pauses = 0.0, Health(Life.DOWN), []
     for _ in range(8):
-        health, pause = health.again(RestartPolicy(20), now)
+        health, pause = health.again(20, now)
         assert pause is not None
         pauses.append(pause)
         now += pause
