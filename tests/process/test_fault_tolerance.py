@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.held_reward import VARIABLE
 from tests.process.run_process import TINY, ended, gone_within, of_kind, start, wait_for
 
 WORDS = (
@@ -17,6 +18,7 @@ WORDS = (
     "--skip-eval-before-train", "--rollout-max-response-len", "160", "--rollout-min-response-len", "160",
     "--rollout-health-check-interval", "0.3", "--rollout-health-check-timeout", "2",
 )  # fmt: skip
+HELD = "tests.held_reward:held"
 
 
 def pids(run: Path) -> dict[str, int]:
@@ -42,14 +44,14 @@ def whole(run: Path, status: int, err: str) -> dict[str, Any]:
 def test_an_engine_comes_again_and_holds_the_current_version(
     tmp_path: Path, schedule: str, number: signal.Signals
 ) -> None:
-    run = tmp_path / "run"
-    process = start(
-        "train", str(TINY), "--run-dir", str(run), "--schedule", schedule, "--num-rollout", "6", *WORDS
-    )
+    run, go = tmp_path / "run", tmp_path / "go"
+    words = ("--schedule", schedule, "--num-rollout", "6", *WORDS, "--custom-rm-path", HELD)
+    process = start("train", str(TINY), "--run-dir", str(run), *words, **{VARIABLE: str(go)})
     wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
     os.kill(pids(run)["engine-1"], number)
     wait_for("the engine's death", lambda: of_kind(run, "EngineLost"), process)
     wait_for("its next life", lambda: len(of_kind(run, "EngineReady")) == 3, process)
+    go.touch()
     status, out, err = ended(process)
     whole(run, status, err)
     assert [row["engine"] for row in of_kind(run, "EngineLost")] == ["engine-1"]
@@ -58,6 +60,7 @@ def test_an_engine_comes_again_and_holds_the_current_version(
     attested = {row["engine"] for row in of_kind(run, "VersionAttested") if row["version"] == last}
     assert attested == {"engine-0", "engine-1"}
     assert "it is started again in 1 s" in out + err and "engine-1 serves again" in out + err
+    assert "left out" not in err, "an engine that is gone is asked in no update"
 
 
 def test_all_engines_dead_at_once_are_waited_for(tmp_path: Path) -> None:

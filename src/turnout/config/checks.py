@@ -309,6 +309,12 @@ def deterministic_threads(c: RunConfig) -> Iterator[Fault]:
             yield Fault(flag, shown, "--deterministic requires one thread", f"give {flag} 1")
 
 
+def restarts_are_used(c: RunConfig) -> Iterator[Fault]:
+    if c.engine_restarts is not None and not c.use_fault_tolerance:
+        reason = "no engine is started again"
+        yield Fault("--engine-restarts", str(c.engine_restarts), reason, "give --use-fault-tolerance")
+
+
 def _near_divisors(total: int, wanted: int) -> str:
     divisors = [d for d in range(1, total + 1) if total % d == 0]
     below = [d for d in divisors if d < wanted][-1:]
@@ -343,5 +349,6 @@ CHECKS: tuple[Check, ...] = (
     kl_is_used,
     learning_rate_plan,
     deterministic_threads,
+    restarts_are_used,
     *FILE_CHECKS,
 )

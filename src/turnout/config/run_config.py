@@ -148,6 +148,12 @@ class RunConfig(
         return 1 if self.use_fault_tolerance else self.rollout_num_engines
 
     @property
+    def restarts(self) -> int:
+        """How often in 10 minutes an engine is started again."""
+        given = self.engine_restarts
+        return (5 if self.use_fault_tolerance else 0) if given is None else given
+
+    @property
     def update_retries(self) -> int:
         """How often an update that failed is tried again where rollouts wait for it."""
         if self.update_weight_retries is not None:

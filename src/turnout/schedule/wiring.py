@@ -147,8 +147,7 @@ def engine_care(config: RunConfig) -> Care:
         config.rollout_health_check_timeout,
         first_wait_s=config.rollout_health_check_first_wait,
     )
-    restarts = config.engine_restarts if config.use_fault_tolerance else 0
-    return Care(probes, restarts, config.engines_needed)
+    return Care(probes, config.restarts, config.engines_needed)
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

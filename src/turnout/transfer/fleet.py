@@ -1,8 +1,8 @@
 """The engines of a run: what each is known to hold, and which of them may be asked.
 
 Owns every engine's `holds`. Promises: an engine holds a version only after it attested it and the version was
-committed; a fenced engine holds nothing and takes no request; one that failed in `TRIES_MAX` updates in a row is
-asked in no further one until it joins anew.
+committed; a fenced engine holds nothing and takes no request; one that is gone, or failed in `TRIES_MAX` updates in
+a row, is asked in no further one until it joins anew.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Fleet:
         self.lives = Counter[str]()  # by engine, how often all that was known of it became void
         self._failures = Counter[str]()
         self._apart: set[str] = set()
+        self._gone: set[str] = set()
         self._tentative: set[str] = set()
         self._proved: dict[str, deque[str]] = {}  # by engine, its newest committed labels
 
@@ -70,9 +71,8 @@ class Fleet:
 
     def required(self) -> tuple[str, ...]:
         """The engines that take part in the next update; fenced ones too, which it heals."""
-        return tuple(
-            name for name in self.engines if name not in self._apart and self._failures[name] < TRIES_MAX
-        )
+        out = self._apart | self._gone
+        return tuple(name for name in self.engines if name not in out and self._failures[name] < TRIES_MAX)
 
     def unasked(self, engine_id: str) -> str:
         """Why an engine has no part in updates until it joins anew; empty where it has one."""
@@ -90,6 +90,14 @@ class Fleet:
         self.lives[engine.engine_id] += 1
         engine.holds = None
         self._failures.pop(engine.engine_id, None)
+        self._gone.discard(engine.engine_id)
+
+    def lost(self, engine_id: str, reason: str) -> None:
+        """The engine is gone: fenced, and without a part in updates, until it joins anew."""
+        self._gone.add(engine_id)
+        self.lives[engine_id] += 1  # also of one that is fenced and about to join
+        if engine_id not in self.fenced:
+            self.fence(engine_id, "", reason)
 
     def set_apart(self, engine_id: str, apart: bool) -> None:
         """An engine that loads on its own has no part in updates until it has."""

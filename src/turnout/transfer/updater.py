@@ -146,9 +146,7 @@ class Updater:
         """An engine ended: it is fenced, and fails in an update under way."""
         if self._update is not None and not self._update.ended.is_set():
             self._update.lost(engine_id, reason)
-        self.fleet.lives[engine_id] += 1  # also of one that is fenced and about to join
-        if engine_id not in self.fleet.fenced:
-            self.fleet.fence(engine_id, "", reason)
+        self.fleet.lost(engine_id, reason)
 
     def committed(self, held: Held, engines: Sequence[str], expected: Mapping[str, str] | None) -> None:
         """Called by an update: from here on the version is current, and these engines hold it."""

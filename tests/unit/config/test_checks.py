@@ -18,6 +18,7 @@ GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
 REFUSED = [
+    (["--engine-restarts", "2"], "--engine-restarts", "give --use-fault-tolerance"),
     (["--sglang-device", "cpu"], "--sglang-device", "give --engine sglang"),
     (["--update-weight-transport", "checkpoint-engine"], "--update-weight-transport", "only SGLang has"),
     (["--sglang-python", "p"], "--sglang-python", "give --engine sglang"),

@@ -46,3 +46,13 @@ def test_every_change_wakes_who_waits_and_wakes_once(change: Callable[[Fleet], N
         again.cancel()
 
     asyncio.run(main())
+
+
+def test_one_that_is_gone_is_asked_in_no_update_until_it_joins_anew() -> None:
+    fleet = Fleet(
+        [EngineClient(name, Address("127.0.0.1", 1), RealClock()) for name in ("a", "b")], Log(), 1, 0
+    )
+    fleet.lost("a", "its process ended")
+    assert fleet.required() == ("b",) and "a" in fleet.fenced
+    fleet.add(fleet.engines["a"])
+    assert fleet.required() == ("a", "b") and "a" in fleet.fenced

@@ -66,9 +66,10 @@ class EngineOptions(Options):
         "Start an engine again that ended or answers no probe. It serves again when it has attested the current "
         "version; its requests go on elsewhere from the tokens they have.",
     )
-    engine_restarts: int = option(
-        5,
+    engine_restarts: int | None = option(
+        None,
         "Restarts of one engine in any 10 minutes; one that ends once more is given up.",
+        unset="5 with --use-fault-tolerance, else 0",
         unit="restarts",
         ge=1,
     )
