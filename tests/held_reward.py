@@ -1,7 +1,8 @@
-"""A reward that lets two steps of examples/tiny.yaml pass and then waits for a file, so that a run cannot end before
-a test has seen what it waits for."""
+"""A reward that lets two steps of examples/tiny.yaml pass and then waits for a file, so that a run cannot end
+before a test has seen what it waits for."""
 
 import asyncio
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ from examples.tiny_reward import share_of_digits
 
 FREE = 64
 VARIABLE = "TURNOUT_TEST_GO"  # names the file
-_calls = 0
+_calls = itertools.count()
 
 
 async def held(prompt: str, response: str, label: Any, **metadata: Any) -> float:
     """The share of digits in the response, from 0 to 1."""
-    global _calls
-    _calls += 1
-    while _calls > FREE and not Path(os.environ[VARIABLE]).exists():
-        await asyncio.sleep(0.02)
+    if next(_calls) >= FREE:
+        while not Path(os.environ[VARIABLE]).exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.02)
     return share_of_digits(prompt, response, label, **metadata)
