@@ -42,6 +42,7 @@ from turnout.schedule.resume import (
     standing_versions,
 )
 from turnout.schedule.resume_ledger import returning_groups
+from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import Around, RunEngines
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.weight_plane import (
@@ -53,6 +54,7 @@ from turnout.schedule.weight_plane import (
 )
 from turnout.serving.client import EngineClient
 from turnout.serving.launcher import Engine, launch
+from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.transfer.updater import Updater
 from turnout.weights.stock_checksums import stock_checksums
@@ -86,12 +88,12 @@ class RunOutcome:
     final_folder: Path | None = None
 
 
-async def launched(run: Run, model: Path, index: int) -> Engine:
-    """Starts the engine of an index."""
+async def launched(run: Run, model: Path, plan: EnginePlan) -> Engine:
+    """Starts an engine; `model` is the run's checkpoint."""
     config, folders = run.config, (run.paths.engines, run.paths.weights)
-    if config.engine == "sglang":
-        return await launch_sglang(wiring.sglang_launch(config, index, model, folders[0]), run.clock)
-    return await launch(wiring.engine_launch(config, index, model, folders), run.clock)
+    if plan.program is Program.SGLANG:
+        return await launch_sglang(wiring.sglang_launch(config, plan, model, folders[0]), run.clock)
+    return await launch(wiring.engine_launch(config, plan, model, folders), run.clock)
 
 
 class Incarnation:
@@ -116,7 +118,7 @@ class Incarnation:
         trainer = TrainerThread(self._clock, config.train_step_timeout_s)
         try:
             await self._start(inputs, trainer)
-            clients = self._engines.clients
+            clients = self._engines.updated
             store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
             await check_engines(config, clients)
             incarnation = self._beginning.incarnation
@@ -217,7 +219,7 @@ class Incarnation:
         config = self.config
         self.paths.weights.mkdir(parents=True, exist_ok=True)
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
-        jobs = [trainer.start(settings), *map(self._engines.start, range(config.rollout_num_engines))]
+        jobs = [trainer.start(settings), *map(self._engines.start, roster(config))]
         results = await asyncio.gather(*jobs, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

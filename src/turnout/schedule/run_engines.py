@@ -21,6 +21,7 @@ from turnout.placement.tasks import first
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
+from turnout.serving.roster import EnginePlan
 
 LAST_WORDS_S = 2.0
 
@@ -60,37 +61,45 @@ class Care:
 
 
 class RunEngines:
-    """See the module. `start` starts the engine of an index; it raises with nothing left running."""
+    """See the module. `start` starts the engine of a plan; it raises with nothing left running. Engines are known
+    by their ids, in the order in which they were first asked for."""
 
-    def __init__(self, start: Callable[[int], Awaitable[Engine]], events: EventSink, clock: Clock) -> None:
+    def __init__(
+        self, start: Callable[[EnginePlan], Awaitable[Engine]], events: EventSink, clock: Clock
+    ) -> None:
         self._start, self._events, self._clock = start, events, clock
-        self._engines: dict[int, Engine] = {}
-        self._health: dict[int, Health] = {}
+        self._plans: dict[str, EnginePlan] = {}
+        self._engines: dict[str, Engine] = {}
+        self._health: dict[str, Health] = {}
 
     @property
-    def clients(self) -> list[EngineClient]:
-        return [engine.client for _, engine in sorted(self._engines.items())]
+    def updated(self) -> list[EngineClient]:
+        """The engines that weight updates go to."""
+        return [self._engines[name].client for name, plan in self._plans.items() if plan.updated]
 
     def views(self) -> tuple[EngineView, ...]:
-        found = ((engine, self._health[index]) for index, engine in sorted(self._engines.items()))
-        return tuple(EngineView(e.engine_id, _state_of(e, health), e.client.version) for e, health in found)
+        known = [(self._engines[name], self._health[name]) for name in self._plans if name in self._engines]
+        return tuple(EngineView(e.engine_id, _state_of(e, health), e.client.version) for e, health in known)
 
-    async def start(self, index: int) -> None:
-        health = self._health.setdefault(index, Health())
-        engine = self._engines[index] = await self._start(index)
-        self._health[index] = health.after(Sign.SERVES)
+    async def start(self, plan: EnginePlan) -> None:
+        name = plan.engine_id
+        self._plans[name] = plan
+        health = self._health.setdefault(name, Health())
+        engine = self._engines[name] = await self._start(plan)
+        engine.client.plan = plan
+        self._health[name] = health.after(Sign.SERVES)
         url, pid = engine.client.address.url, engine.process.pid
         self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version))
 
     def up(self) -> list[str]:
         """The ids of those that run, as far as is known."""
         up = (Life.UP, Life.SUSPECT)
-        return [e.engine_id for index, e in self._engines.items() if self._health[index].state in up]
+        return [name for name in self._engines if self._health[name].state in up]
 
     async def during(self, work: Coroutine[Any, Any, None], care: Care, around: Around) -> None:
         """Runs `work` beside a watch on every engine. Raises EngineDead with fewer than `care.needed` left."""
         main = asyncio.ensure_future(work)
-        lives = {asyncio.ensure_future(self._lives(index, care, around)) for index in self._engines}
+        lives = {asyncio.ensure_future(self._lives(name, care, around)) for name in self._engines}
         watches, left = tuple(lives), len(lives)
         try:
             while not main.done():
@@ -117,31 +126,31 @@ class RunEngines:
         faults = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
         return faults + [f"process {engine.process.pid}" for engine in engines if engine.process.alive]
 
-    async def _lives(self, index: int, care: Care, around: Around) -> EngineDead:
+    async def _lives(self, name: str, care: Care, around: Around) -> EngineDead:
         """Watches an engine and starts it again, as often as the budget allows. Why its last life ended."""
-        death, restarts = await self._death(index, care, around), care.restarts
+        death, restarts = await self._death(name, care, around), care.restarts
         while True:
-            self._health[index], pause_s = self._health[index].again(restarts, self._clock.now())
+            self._health[name], pause_s = self._health[name].again(restarts, self._clock.now())
             if pause_s is None and restarts:
                 spent = f"{death.reason}; it was started again {restarts} times in {WINDOW_S:.0f} s"
                 return EngineDead(death.engine_id, death.phase, death.last_version, spent)
             if pause_s is None:
                 return death
             around.lost(death, f"it is started again in {pause_s:g} s")
-            await self._engines[index].process.stop(STOP_GRACE_S)
+            await self._engines[name].process.stop(STOP_GRACE_S)
             await self._clock.sleep(pause_s)
-            death = await self._next_life(index, care, around)
+            death = await self._next_life(name, care, around)
 
-    async def _next_life(self, index: int, care: Care, around: Around) -> EngineDead:
+    async def _next_life(self, name: str, care: Care, around: Around) -> EngineDead:
         """Starts the engine and has it join; why this life ended."""
-        before = self._engines[index].client
+        before = self._engines[name].client
         try:
-            await self.start(index)
+            await self.start(self._plans[name])
         except EngineError as fault:
-            self._health[index] = self._health[index].after(Sign.ENDED)
+            self._health[name] = self._health[name].after(Sign.ENDED)
             return EngineDead(before.engine_id, "start", "none", fault.reason)
-        joins = asyncio.ensure_future(around.joins(self._engines[index].client))
-        death = asyncio.ensure_future(self._death(index, care, around))
+        joins = asyncio.ensure_future(around.joins(self._engines[name].client))
+        death = asyncio.ensure_future(self._death(name, care, around))
         try:
             await asyncio.wait({joins, death}, return_when=asyncio.FIRST_COMPLETED)
             if joins.done():
@@ -153,24 +162,24 @@ class RunEngines:
             await asyncio.gather(joins, death, return_exceptions=True)
             await before.close()  # until the new life had joined, an update still asked the old one
 
-    async def _death(self, index: int, care: Care, around: Around) -> EngineDead:
+    async def _death(self, name: str, care: Care, around: Around) -> EngineDead:
         """Waits until the process has ended or counts as dead."""
-        engine = self._engines[index]
-        how = await first(engine.process.ended(), self._fails(index, care, around))
-        if self._health[index].state is not Life.DOWN:
-            self._health[index] = self._health[index].after(Sign.ENDED)
+        engine = self._engines[name]
+        how = await first(engine.process.ended(), self._fails(name, care, around))
+        if self._health[name].state is not Life.DOWN:
+            self._health[name] = self._health[name].after(Sign.ENDED)
         return EngineDead(engine.engine_id, around.phase(), engine.client.version, how)
 
-    async def _fails(self, index: int, care: Care, around: Around) -> str:
+    async def _fails(self, name: str, care: Care, around: Around) -> str:
         """Probes the engine until it counts as dead, or until no update asks it any more and it may start again."""
-        engine, probes = self._engines[index], care.probes
+        engine, probes = self._engines[name], care.probes
         await self._clock.sleep(probes.first_wait_s)
         while True:
             await self._clock.sleep(probes.interval_s)
             if around.changing(engine.engine_id):
                 continue
             sign, reason = await _probed(engine, probes.timeout_s)
-            health = self._health[index] = self._health[index].after(sign, probes.failures)
+            health = self._health[name] = self._health[name].after(sign, probes.failures)
             if health.state is Life.DOWN:
                 return f"{health.silent} health probes in a row failed, the last with: {reason}"
             unasked = around.unasked(engine.engine_id)

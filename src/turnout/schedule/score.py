@@ -27,6 +27,7 @@ from turnout.schedule.evaluations import EVAL_SEEDS, EvalRuns
 from turnout.serving.address import parse_address
 from turnout.serving.client import EngineClient
 from turnout.serving.launcher import Engine, launch
+from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.weights.whole import whole_checkpoint
 
@@ -105,9 +106,10 @@ async def _answering(config: RunConfig, what: Scored, clock: Clock) -> AsyncIter
 
 
 async def _started(config: RunConfig, checkpoint: Path, logs: Path, clock: Clock) -> Engine:
-    if config.engine == "sglang":
-        return await launch_sglang(wiring.sglang_launch(config, 0, checkpoint, logs), clock)
-    return await launch(wiring.engine_launch(config, 0, checkpoint, (logs, logs)), clock)
+    plan = EnginePlan("engine-0", program=Program(config.engine), ranks=config.rollout_num_gpus_per_engine)
+    if plan.program is Program.SGLANG:
+        return await launch_sglang(wiring.sglang_launch(config, plan, checkpoint, logs), clock)
+    return await launch(wiring.engine_launch(config, plan, checkpoint, (logs, logs)), clock)
 
 
 async def _labelled(client: EngineClient, version: WeightVersion | None) -> None:

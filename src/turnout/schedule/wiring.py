@@ -26,6 +26,7 @@ from turnout.schedule.checkpoints import SavePlan
 from turnout.schedule.parts import UpdatePatience
 from turnout.schedule.run_engines import Care, Probes
 from turnout.serving.launcher import EngineLaunch
+from turnout.serving.roster import EnginePlan
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
 from turnout.transfer.fleet import Fleet
@@ -36,16 +37,18 @@ ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variabl
 log = logging.getLogger(__name__)
 
 
-def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Path, Path]) -> EngineLaunch:
+def engine_launch(
+    config: RunConfig, plan: EnginePlan, model: Path, folders: tuple[Path, Path]
+) -> EngineLaunch:
     """One embedded engine; `folders` are its log folder and the weight directory that it may read."""
     logs, weights = folders
     threads = config.engine_thread_count(cpu_count())
     flags = {
         "--model-path": model,
-        "--engine-id": f"engine-{index}",
+        "--engine-id": plan.engine_id,
         "--dtype": config.dtype,
         "--threads": threads,
-        "--tp-size": config.rollout_num_gpus_per_engine,
+        "--tp-size": plan.ranks,
         "--max-total-tokens": config.engine_max_total_tokens,
         "--max-running-requests": config.engine_max_running_requests,
         "--max-step-tokens": config.engine_step_tokens,
@@ -62,7 +65,7 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
         flags["--custom-update-weight-pre-read-path"] = config.custom_update_weight_pre_read_path
     token = _token(config)
     return EngineLaunch(
-        engine_id=f"engine-{index}",
+        engine_id=plan.engine_id,
         arguments=(*(str(word) for pair in flags.items() for word in pair), "--incremental-streaming-output"),
         threads=threads,
         folder=logs,
@@ -72,7 +75,7 @@ def engine_launch(config: RunConfig, index: int, model: Path, folders: tuple[Pat
     )
 
 
-def sglang_launch(config: RunConfig, index: int, model: Path, logs: Path) -> SglangLaunch:
+def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) -> SglangLaunch:
     """One SGLang server. On GPUs each has its own; on a CPU its cache has the size of an embedded engine's."""
     arguments: dict[str, object] = {
         "context-length": config.rollout_max_context_len,
@@ -82,10 +85,10 @@ def sglang_launch(config: RunConfig, index: int, model: Path, logs: Path) -> Sgl
         arguments["max-total-tokens"] = config.engine_max_total_tokens
         arguments["max-running-requests"] = config.engine_max_running_requests
     else:
-        arguments["base-gpu-id"] = index
+        arguments["base-gpu-id"] = plan.devices[0]
     given = {name.replace("_", "-"): value for name, value in config.sglang_args.items()}
     return SglangLaunch(
-        engine_id=f"engine-{index}",
+        engine_id=plan.engine_id,
         python=Path(config.sglang_python if config.sglang_python is not None else sys.executable),
         model=model.resolve(),
         dtype=config.dtype,

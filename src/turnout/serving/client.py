@@ -36,6 +36,7 @@ from turnout.protocol.sglang import (
 from turnout.protocol.stream import PartialReply, Stream
 from turnout.serving.address import KEPT_ALIVE_S, Address
 from turnout.serving.events import EventReader
+from turnout.serving.roster import EnginePlan
 from turnout.weights.routing import Held
 
 CONTROL_BODY_BYTES_MAX = 1 << 20
@@ -55,15 +56,17 @@ class Attestation:
 
 
 class EngineClient:
-    """One engine's API. Owns one connection pool; `version` is the last label that the engine attested,
-    `holds` the committed version that it is known to serve (None: unknown; set by turnout.transfer.fleet only).
-    `stages`: the engine takes new weights beside those it serves and puts them into place when told to."""
+    """One engine's API. Owns one connection pool; `plan` is what it was started as, `version` the last label that
+    the engine attested, `holds` the committed version that it is known to serve (None: unknown; set by
+    turnout.transfer.fleet only). `stages`: the engine takes new weights beside those it serves and puts them into
+    place when told to."""
 
     stages: ClassVar[bool] = True
 
     def __init__(self, engine_id: str, address: Address, clock: Clock, token: str | None = None) -> None:
         self.engine_id, self.address = engine_id, address
         self.version = "none"
+        self.plan = EnginePlan(engine_id)
         self.holds: Held | None = None
         self._clock, self._token = clock, token
         self._session: aiohttp.ClientSession | None = None
