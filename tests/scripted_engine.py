@@ -22,6 +22,7 @@ from aiohttp import web
 from turnout.core.types import Finish
 from turnout.placement.real import RealClock
 from turnout.protocol.sglang import GenerateReply
+from turnout.serving.access import OPEN, Access
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.weights.checkpoint_io import read_checkpoint
@@ -112,7 +113,8 @@ class ScriptedEngine:
         return Address(self.host, self.port)
 
     def client(self, clock: Any = None, token: str | None = None) -> EngineClient:
-        made = EngineClient(self.engine_id, self.address, clock or RealClock(), token)
+        access = OPEN if token is None else Access(admin_key=token)
+        made = EngineClient(self.engine_id, self.address, clock or RealClock(), access)
         self._clients.append(made)
         return made
 

@@ -57,7 +57,6 @@ from turnout.serving.launcher import Engine, launch
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.transfer.updater import Updater
-from turnout.weights.stock_checksums import stock_checksums
 
 TICK_S = 0.5
 
@@ -166,7 +165,7 @@ class Incarnation:
         trainer, reporter, evals = world.trainer, world.reporter, world.evaluations
         assert isinstance(trainer, TrainerThread) and isinstance(reporter, RunReporter)
         assert isinstance(evals, EvalRuns)
-        expected = await self._expected(trainer, updater)
+        expected = await updater.checksums(trainer.export, self.config.train_step_timeout_s)
         await updater.adopt(base, ATTEST_DEADLINE_S, expected)
         first = self._beginning.step
         await load_weights(self._beginning, trainer)
@@ -204,15 +203,6 @@ class Incarnation:
     async def _stopped(self, plane: ControlPlane) -> None:
         await self._stop()
         plane.stop()
-
-    @staticmethod
-    async def _expected(trainer: TrainerThread, updater: Updater) -> dict[str, str] | None:
-        """What stock engines must report of the base weights; None where there are none."""
-        stock = updater.policy.stock
-        if stock is None:
-            return None
-        what = "the base weights to be digested as SGLang does"
-        return await trainer.call(what, lambda t: stock_checksums(t.export(), stock))
 
     async def _start(self, inputs: RunInputs, trainer: TrainerThread) -> None:
         """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""

@@ -31,7 +31,6 @@ from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.updater import UpdatePolicy
-from turnout.weights.stock_checksums import StockEngine
 
 ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 log = logging.getLogger(__name__)
@@ -101,15 +100,10 @@ def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) 
     )
 
 
-def stock_engine(config: RunConfig) -> StockEngine | None:
-    """What kind of stock engines the run has; None: none."""
-    return StockEngine(config.dtype, config.sglang_device) if config.engine == "sglang" else None
-
-
 def update_policy(config: RunConfig) -> UpdatePolicy:
     """What an update may do without."""
     return UpdatePolicy(
-        config.engines_needed, config.max_engine_lag, config.trust_label, stock_engine(config), config.drains
+        config.engines_needed, config.max_engine_lag, config.trust_label, config.drains
     )
 
 

@@ -34,10 +34,12 @@ from turnout.protocol.sglang import (
     parse_reply,
 )
 from turnout.protocol.stream import PartialReply, Stream
+from turnout.serving.access import OPEN, Access
 from turnout.serving.address import KEPT_ALIVE_S, Address
 from turnout.serving.events import EventReader
 from turnout.serving.roster import EnginePlan
 from turnout.weights.routing import Held
+from turnout.weights.stock_checksums import StockEngine
 
 CONTROL_BODY_BYTES_MAX = 1 << 20
 CONTROL_DEADLINE_S = 30.0
@@ -59,16 +61,17 @@ class EngineClient:
     """One engine's API. Owns one connection pool; `plan` is what it was started as, `version` the last label that
     the engine attested, `holds` the committed version that it is known to serve (None: unknown; set by
     turnout.transfer.fleet only). `stages`: the engine takes new weights beside those it serves and puts them into
-    place when told to."""
+    place when told to. `stock`: what decides its checksums where it is a stock engine of known dtype and device."""
 
     stages: ClassVar[bool] = True
 
-    def __init__(self, engine_id: str, address: Address, clock: Clock, token: str | None = None) -> None:
+    def __init__(self, engine_id: str, address: Address, clock: Clock, access: Access = OPEN) -> None:
         self.engine_id, self.address = engine_id, address
         self.version = "none"
         self.plan = EnginePlan(engine_id)
         self.holds: Held | None = None
-        self._clock, self._token = clock, token
+        self.stock: StockEngine | None = None
+        self._clock, self._access = clock, access
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -226,14 +229,14 @@ class EngineClient:
     async def _send(self, path: str, data: bytes | None) -> aiohttp.ClientResponse:
         """The open answer; the caller closes it."""
         if self._session is None:
-            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            tls = True if self._access.tls is None else self._access.tls
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE_S),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE_S, ssl=tls),
                 timeout=aiohttp.ClientTimeout(total=None),
-                headers=headers,
                 trust_env=False,
             )
         method, headers = ("GET", {}) if data is None else ("POST", {"Content-Type": "application/json"})
+        headers |= self._access.headers(path)
         return await self._session.request(
             method, self.address.url + path, data=data, headers=headers, allow_redirects=False
         )

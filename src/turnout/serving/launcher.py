@@ -15,6 +15,7 @@ from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError
 from turnout.core.ports import Clock
 from turnout.placement.processes import ChildProcess, child_environment
 from turnout.placement.tasks import first
+from turnout.serving.access import Access
 from turnout.serving.address import parse_address
 from turnout.serving.client import EngineClient
 
@@ -66,7 +67,7 @@ async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
     try:
         await _appears(process, ready, spec, clock)
         address = parse_address(json.loads(ready.read_text())["url"], "engine")
-        client = EngineClient(spec.engine_id, address, clock, spec.token)
+        client = EngineClient(spec.engine_id, address, clock, Access(admin_key=spec.token))
     except BaseException:
         await process.stop(STOP_GRACE_S)
         raise

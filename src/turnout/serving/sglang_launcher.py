@@ -30,9 +30,11 @@ from turnout.core.errors import (
 from turnout.core.ports import Clock
 from turnout.placement.processes import ChildProcess, child_environment
 from turnout.placement.tasks import first
+from turnout.serving.access import Access
 from turnout.serving.address import Address
 from turnout.serving.launcher import Engine
 from turnout.serving.sglang_client import SglangClient
+from turnout.weights.stock_checksums import stock_of
 
 POLL_S = 0.5
 PROBE_S = 25.0  # /health_generate itself waits 20 s for a token
@@ -145,7 +147,8 @@ async def launch_sglang(spec: SglangLaunch, clock: Clock) -> SglangEngine:
     process = await ChildProcess.start(
         f"engine {spec.engine_id}", command, server_environment(spec), log, clock
     )
-    client = SglangClient(spec.engine_id, Address(HOST, port), clock, spec.key)
+    client = SglangClient(spec.engine_id, Address(HOST, port), clock, Access(admin_key=spec.key))
+    client.stock = stock_of(spec.dtype, spec.device)
     engine = SglangEngine(process, client)
     try:
         await _generates(process, client, spec, clock)

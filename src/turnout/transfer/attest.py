@@ -12,8 +12,9 @@ from dataclasses import replace
 from turnout.core.errors import WeightError
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation
-from turnout.weights.stock_checksums import disagreement
+from turnout.weights.stock_checksums import StockEngine, disagreement
 
+Expected = Mapping[StockEngine, Mapping[str, str]]  # what each kind of stock engine must report of a version
 TRUSTED_LEVELS = ("memory", "checksum")
 
 

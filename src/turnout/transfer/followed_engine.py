@@ -16,11 +16,12 @@ from typing import Protocol
 from turnout.core.errors import ConfigError, EngineError, Fault, WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
+from turnout.serving.access import Access
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.serving.sglang_client import SglangClient
 from turnout.transfer.attest import proved
-from turnout.weights.stock_checksums import DTYPES, StockEngine, stock_checksums
+from turnout.weights.stock_checksums import DTYPES, StockEngine, stock_checksums, stock_of
 from turnout.weights.tensors import HostTensor
 
 UNKNOWN = "unknown"
@@ -55,7 +56,8 @@ class HttpEngine:
 
     def __init__(self, address: Address, token: str | None, clock: Clock, trust_label: bool = False) -> None:
         self.name = address.url
-        self._address, self._token, self._clock, self._trust_label = address, token, clock, trust_label
+        self._address, self._clock, self._trust_label = address, clock, trust_label
+        self._access = Access(admin_key=token)
         self._client: EngineClient | None = None
         self._stock: StockEngine | None = None
 
@@ -91,13 +93,13 @@ class HttpEngine:
         """The client for the kind of engine that answers at the address; asked once."""
         if self._client is not None:
             return self._client
-        client = EngineClient("followed", self._address, self._clock, self._token)
+        client = EngineClient("followed", self._address, self._clock, self._access)
         try:
             info = await client.server_info()
             if info.get("engine") != "turnout":
                 self._stock = _stock(info)
                 await client.close()
-                client = SglangClient("followed", self._address, self._clock, self._token)
+                client = SglangClient("followed", self._address, self._clock, self._access)
         except BaseException:
             await client.close()
             raise
@@ -106,10 +108,9 @@ class HttpEngine:
 
 
 def _stock(info: dict[str, object]) -> StockEngine:
-    dtype, device = info.get("dtype"), info.get("device")
-    if dtype not in DTYPES:
+    found = stock_of(info.get("dtype"), info.get("device"))
+    if found is None:
         remedy = f"start it with --dtype {' or '.join(DTYPES)}, the dtype that the trainer exports"
-        raise ConfigError(
-            Fault("--engine", str(dtype), "has a dtype that checksums can't be told for", remedy)
-        )
-    return StockEngine("float32" if dtype == "float32" else "bfloat16", "cpu" if device == "cpu" else "cuda")
+        what = "has a dtype that checksums can't be told for"
+        raise ConfigError(Fault("--engine", str(info.get("dtype")), what, remedy))
+    return found

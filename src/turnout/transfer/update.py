@@ -22,6 +22,7 @@ from turnout.core.events import (
 )
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
+from turnout.transfer.attest import Expected
 from turnout.transfer.transport import Export, Ready
 from turnout.weights import update_machine as machine
 from turnout.weights.engine_machine import Engine
@@ -54,7 +55,7 @@ class Update:
         self._end = self._clock.now() + job.deadline_s
         self._state = machine.UpdateState()
         self._ready: Ready | None = None
-        self.expected: dict[str, str] | None = None
+        self.expected: Expected = {}
         self.ended = asyncio.Event()
 
     def extend(self, seconds: float) -> None:

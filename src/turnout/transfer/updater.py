@@ -8,15 +8,16 @@ unless that was asked for (`trust_label`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from turnout.core.errors import InvariantBroken, WeightError
 from turnout.core.events import VersionAttested, VersionCommitted
 from turnout.core.ports import Clock, EventSink
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
-from turnout.transfer.attest import proved
+from turnout.transfer.attest import Expected, proved
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.transport import Export, Ready, Transport
 from turnout.transfer.update import FAULTS, Job, Update
@@ -30,14 +31,12 @@ __all__ = ["Export", "Ready", "Transport", "Update", "UpdatePolicy", "Updater"]
 @dataclass(frozen=True)
 class UpdatePolicy:
     """`min_engines`: how many engines an update needs, None: all. `max_engine_lag`: how many train steps an engine
-    may be behind and still be asked. `trust_label`: an engine that can only name its weights is believed. `stock`
-    says what kind of stock engines there are, None: none. `drained`: an update is aborted where requests are in
-    flight when it would be put into place."""
+    may be behind and still be asked. `trust_label`: an engine that can only name its weights is believed. `drained`:
+    an update is aborted where requests are in flight when it would be put into place."""
 
     min_engines: int | None = None
     max_engine_lag: int = 0
     trust_label: bool = False
-    stock: StockEngine | None = None
     drained: bool = True
 
 
@@ -59,9 +58,7 @@ class Updater:
         self._worker = Worker(clock)
         self._update: Update | None = None
         self._joins: dict[str, asyncio.Lock] = {}
-        self._expected: Mapping[str, str] | None = (
-            None  # of the current version, where there are stock engines
-        )
+        self._expected: Expected = {}  # of the current version
 
     @property
     def current(self) -> WeightVersion | None:
@@ -72,7 +69,7 @@ class Updater:
         self,
         base: WeightVersion,
         deadline_s: float,
-        expected: Mapping[str, str] | None = None,
+        expected: Expected | None = None,
         train_step: int = 0,
     ) -> None:
         """Makes weights that the trainer holds the current version, after every engine has attested them: as it
@@ -80,7 +77,7 @@ class Updater:
         WeightError that names the engine otherwise. `expected` are the checksums of the trainer's weights where
         there are stock engines."""
         held = Held(base, train_step)
-        self._expected = expected
+        self._expected = {} if expected is None else expected
         lives = dict(self.fleet.lives)
         for engine in self.fleet.engines.values():
             found = await self._caught_up(engine, held, deadline_s)
@@ -148,30 +145,31 @@ class Updater:
             self._update.lost(engine_id, reason)
         self.fleet.lost(engine_id, reason)
 
-    def committed(self, held: Held, engines: Sequence[str], expected: Mapping[str, str] | None) -> None:
+    def committed(self, held: Held, engines: Sequence[str], expected: Expected) -> None:
         """Called by an update: from here on the version is current, and these engines hold it."""
         self.fleet.current, self._expected = held, expected
         self.versions_committed += 1
         for name in engines:
             self.fleet.hold(name, held)
 
-    async def checksums(self, export: Export, deadline_s: float) -> dict[str, str] | None:
-        """What stock engines must report of these weights; None where there are none."""
-        stock = self.policy.stock
-        if stock is None:
-            return None
-        what = "the weights to be digested as SGLang does"
-        return await self._worker.run(what, lambda: stock_checksums(export(), stock), deadline_s)
+    async def checksums(self, export: Export, deadline_s: float) -> Expected:
+        """What each kind of stock engine that there is must report of these weights."""
+        what, end, made = "the weights to be digested as SGLang does", self.clock.now() + deadline_s, {}
+        for stock in {engine.stock for engine in self.fleet.engines.values() if engine.stock is not None}:
+            left = max(0.001, end - self.clock.now())
+            made[stock] = await self._worker.run(what, partial(_digested, export, stock), left)
+        return made
 
     def proved(
         self,
         engine: EngineClient,
         found: Attestation,
         version: WeightVersion,
-        expected: Mapping[str, str] | None,
+        expected: Expected,
     ) -> Attestation:
         """See turnout.transfer.attest."""
-        return proved(engine.engine_id, found, version, expected, self.policy.trust_label)
+        mine = None if engine.stock is None else expected.get(engine.stock)
+        return proved(engine.engine_id, found, version, mine, self.policy.trust_label)
 
     async def _caught_up(self, engine: EngineClient, held: Held, deadline_s: float) -> Attestation:
         """What the engine attests after it loaded the version, if it did not hold it and the transport keeps it."""
@@ -197,3 +195,7 @@ class Updater:
             engine.version = version.label
             self.events.emit(VersionAttested(engine.engine_id, version.label, found.root, found.level))
         return found
+
+
+def _digested(export: Export, stock: StockEngine) -> dict[str, str]:
+    return stock_checksums(export(), stock)

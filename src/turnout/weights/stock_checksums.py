@@ -39,6 +39,13 @@ class StockEngine:
     device: Literal["cuda", "cpu"]
 
 
+def stock_of(dtype: object, device: object) -> StockEngine | None:
+    """Of an engine with this dtype and device; None where checksums can't be told for the dtype."""
+    if dtype not in DTYPES:
+        return None
+    return StockEngine("float32" if dtype == "float32" else "bfloat16", "cpu" if device == "cpu" else "cuda")
+
+
 @dataclass
 class _Parameter:
     """One parameter of the engine: the hash of the parts that came in order, and those that wait."""
