@@ -102,9 +102,7 @@ def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) 
 
 def update_policy(config: RunConfig) -> UpdatePolicy:
     """What an update may do without."""
-    return UpdatePolicy(
-        config.engines_needed, config.max_engine_lag, config.trust_label, config.drains
-    )
+    return UpdatePolicy(config.engines_needed, config.max_engine_lag, config.trust_label, config.drains)
 
 
 def request_room(config: RunConfig, engines: Sized) -> Callable[[], float]:

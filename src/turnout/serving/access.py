@@ -19,8 +19,8 @@ ORDINARY = frozenset(
 
 @dataclass(frozen=True)
 class Access:
-    """`api_key` for ordinary calls, `admin_key` for all others; where one is missing the other stands in. `tls`: the
-    authorities that https engines are checked against, None: those of the system."""
+    """`api_key` for ordinary calls, `admin_key` for all others; where one is missing the other stands in. `tls`:
+    the authorities that https engines are checked against, None: those of the system."""
 
     api_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)

@@ -31,8 +31,8 @@ __all__ = ["Export", "Ready", "Transport", "Update", "UpdatePolicy", "Updater"]
 @dataclass(frozen=True)
 class UpdatePolicy:
     """`min_engines`: how many engines an update needs, None: all. `max_engine_lag`: how many train steps an engine
-    may be behind and still be asked. `trust_label`: an engine that can only name its weights is believed. `drained`:
-    an update is aborted where requests are in flight when it would be put into place."""
+    may be behind and still be asked. `trust_label`: an engine that can only name its weights is believed.
+    `drained`: an update is aborted where requests are in flight when it would be put into place."""
 
     min_engines: int | None = None
     max_engine_lag: int = 0
