@@ -86,11 +86,12 @@ def _rollout(config: RunConfig, text: str | None) -> RolloutTopology:
 
 
 def _engines(config: RunConfig) -> RolloutTopology:
-    """The run's own."""
+    """Those of the run that get its weights; where their groups differ, as many engines like the first one's."""
     from turnout.weights.map_types import RolloutTopology
 
-    count, dtype = config.rollout_num_engines, DTYPES[config.dtype]
-    if config.engine == "embedded":
+    count, dtype = config.updated_engines, DTYPES[config.dtype]
+    first = next(group for group in config.groups if group.updated)
+    if first.program == "embedded":
         block = (128, 128) if config.engine_quantization == "fp8" else None
-        return RolloutTopology(count, config.rollout_num_gpus_per_engine, dtype=dtype, block=block)
+        return RolloutTopology(count, first.ranks, dtype=dtype, block=block)
     return RolloutTopology(count, layout="sglang", dtype=dtype)  # other sizes are refused in a run

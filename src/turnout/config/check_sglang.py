@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from turnout.config.run_config import RunConfig, specs
 from turnout.core.errors import Fault
@@ -23,7 +24,7 @@ GIVEN_ELSEWHERE = {
 
 
 def only_with_sglang(c: RunConfig) -> Iterator[Fault]:
-    if c.engine == "sglang":
+    if "sglang" in c.programs:
         return
     for name, value in (
         ("sglang_python", c.sglang_python),
@@ -37,7 +38,7 @@ def only_with_sglang(c: RunConfig) -> Iterator[Fault]:
 
 def only_with_embedded(c: RunConfig) -> Iterator[Fault]:
     """SGLang forms its steps itself; on a GPU it also sizes its cache from the memory that it finds."""
-    if c.engine != "sglang":
+    if "embedded" in c.programs:
         return
     options: list[tuple[str, object]] = [
         ("engine_step_tokens", c.engine_step_tokens),
@@ -54,13 +55,18 @@ def only_with_embedded(c: RunConfig) -> Iterator[Fault]:
 
 
 def arguments_are_free(c: RunConfig) -> Iterator[Fault]:
-    for name, value in c.sglang_args.items():
+    yield from argument_faults("--sglang-args", c.sglang_args)
+
+
+def argument_faults(where: str, arguments: Mapping[str, Any]) -> Iterator[Fault]:
+    """Options of SGLang that are not free to give, or not written as such."""
+    for name, value in arguments.items():
         plain = name.lstrip("-").replace("_", "-")
         if plain in GIVEN_ELSEWHERE:
             reason = f"{name} follows from another option"
-            yield Fault("--sglang-args", str(value), reason, f"give {GIVEN_ELSEWHERE[plain]}")
+            yield Fault(where, str(value), reason, f"give {GIVEN_ELSEWHERE[plain]}")
         elif name.startswith("-"):
-            yield Fault("--sglang-args", name, "is written without dashes", f"write {name.lstrip('-')}")
+            yield Fault(where, name, "is written without dashes", f"write {name.lstrip('-')}")
 
 
 def one_rank(c: RunConfig) -> Iterator[Fault]:

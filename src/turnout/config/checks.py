@@ -11,11 +11,18 @@ from typing import Any, cast
 
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
-from turnout.config.check_schedule import SCHEDULE_CHECKS
-from turnout.config.check_sglang import SGLANG_CHECKS
-from turnout.config.check_weights import WEIGHT_CHECKS
+from turnout.config.check_schedule import SCHEDULE_CHECKS, update_policy_fits
+from turnout.config.check_sglang import SGLANG_CHECKS, one_rank, seeds_count
+from turnout.config.check_topology import TOPOLOGY_CHECKS, each_group
+from turnout.config.check_weights import (
+    WEIGHT_CHECKS,
+    checkpoint_engine_can_run,
+    engine_applies_deltas,
+    hook_has_a_reader,
+    quantised_engines,
+)
 from turnout.config.run_config import RunConfig
-from turnout.core.errors import Fault
+from turnout.core.errors import ConfigError, Fault
 
 Check = Callable[[RunConfig], Iterator[Fault]]
 
@@ -38,6 +45,9 @@ class Known:
             return derived.fget(self)
         raise NotKnown(name)
 
+    def model_copy(self, *, update: dict[str, Any]) -> Known:
+        return Known(self._values | update)
+
 
 def check_all(known: Known, where: dict[str, str]) -> list[Fault]:
     """Faults of all rules; `where` gives the place of each option (a rule itself writes only the flag)."""
@@ -48,7 +58,7 @@ def check_all(known: Known, where: dict[str, str]) -> list[Fault]:
             for fault in check(cast("RunConfig", known)):
                 place = places.get(fault.where, fault.where)
                 faults.append(Fault(place, fault.value, fault.reason, fault.remedy))
-        except NotKnown:
+        except (NotKnown, ConfigError):  # of the groups of engines, which a rule of their own tells
             continue
     return faults
 
@@ -322,8 +332,18 @@ def _near_divisors(total: int, wanted: int) -> str:
     return ", ".join(str(d) for d in below + above)
 
 
+def groups_fit(c: RunConfig) -> Iterator[Fault]:
+    """The rules of engines, for each group of --sglang-config."""
+    rules = (sequence_fits, step_holds_decodes, deterministic_threads, one_rank, seeds_count)
+    yield from each_group(c, rules)
+    updates = (quantised_engines, engine_applies_deltas, hook_has_a_reader, checkpoint_engine_can_run)
+    yield from each_group(c, (*updates, update_policy_fits), updated=True)
+
+
 CHECKS: tuple[Check, ...] = (
     *SGLANG_CHECKS,
+    *TOPOLOGY_CHECKS,
+    groups_fit,
     *SCHEDULE_CHECKS,
     *WEIGHT_CHECKS,
     run_has_an_end,

@@ -16,23 +16,18 @@ _SECRET = re.compile(r"(^|[_-])(token|secret|password|passwd|credential|api[_-]?
 
 # Name -> (what it is, what to do meanwhile). A name that ends in `*` stands for all that begin so.
 NOT_YET: dict[str, tuple[str, str]] = {
-    "colocate": ("trainer and engines on the same devices", "run them side by side, which is the default"),
     "offload": ("giving memory back between phases", "leave it out: both halves stay resident"),
     "offload_train": ("giving the trainer's memory back", "leave it out: the trainer stays resident"),
     "offload_rollout": ("giving the engines' memory back", "leave it out: the engines stay resident"),
-    "sglang_config": ("groups of engines from a file", "use --rollout-num-engines with the embedded engine"),
     "sglang_*": (
         "an option of SGLang under a flag of its own",
         """give it by --sglang-args '{"NAME": VALUE}'""",
     ),
     "router_*": ("an option of a request router", "leave it out: requests go to the engines directly"),
     "use_slime_router": ("a request router", "leave it out: requests go to the engines directly"),
-    "prefill_num_servers": ("engines for prefill alone", "leave it out: every engine does both"),
+    "debug_rollout_only": ("rollouts without a trainer", "train for few steps, or use `turnout bench`"),
+    "debug_train_only": ("training on stored rollouts", "train for few steps"),
     "rollout_external_engine_addrs": ("engines run by someone else", "let the run start its own engines"),
-    "rollout_num_gpus": ("placing engines on GPUs", "use --rollout-num-engines"),
-    "num_gpus_per_node": ("placement over nodes", "run on one machine"),
-    "actor_num_nodes": ("a trainer over several nodes", "leave it out: the trainer is one process"),
-    "actor_num_gpus_per_node": ("a trainer over several devices", "leave it out: the trainer is one process"),
     "tensor_model_parallel_size": ("a trainer over several devices", "leave it out"),
     "load": (
         "starting from another run's checkpoint",
@@ -53,6 +48,7 @@ NOT_YET: dict[str, tuple[str, str]] = {
 
 # Other names of what exists here, and what to write.
 ELSEWHERE: dict[str, str] = {
+    "prefill_num_servers": "--sglang-config with a group of prefill and one of decode",
     "reference_checkpoint": "--ref-load",
     "update_weight_delta_encoding": "--update-weight-encoding",
     "update_weight_delta_dir": "--update-weight-disk-dir",

@@ -26,6 +26,7 @@ MAY_DIFFER = frozenset(
         ),
         # how many engines, ranks and threads there are, and how large the engines' caches
         *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
+        *("sglang_config", "rollout_num_gpus", "num_gpus_per_node", "colocate"),
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),
         # deadlines
         *("engine_start_timeout_s", "rollout_health_check_interval", "rollout_health_check_timeout"),

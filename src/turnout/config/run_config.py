@@ -7,6 +7,7 @@ properties are the only place where "not given" turns into a number.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from turnout.config.groups.algorithm import (
     AlgorithmOptions,
@@ -20,8 +21,10 @@ from turnout.config.groups.model import ModelOptions
 from turnout.config.groups.rollout import RewardOptions, RolloutOptions
 from turnout.config.groups.run import RunOptions, SeeingOptions
 from turnout.config.groups.schedule import ScheduleOptions
+from turnout.config.groups.topology import TopologyOptions
 from turnout.config.groups.weights import WeightOptions
 from turnout.config.option import Options, OptionSpec, read_specs
+from turnout.config.server_groups import Group, Unsaid, groups_of
 from turnout.core.slots import slots_for
 
 GROUPS: tuple[type[Options], ...] = (
@@ -32,6 +35,7 @@ GROUPS: tuple[type[Options], ...] = (
     RewardOptions,
     ScheduleOptions,
     EngineOptions,
+    TopologyOptions,
     AlgorithmOptions,
     OffPolicyOptions,
     OptimizerOptions,
@@ -50,6 +54,7 @@ class RunConfig(
     RewardOptions,
     ScheduleOptions,
     EngineOptions,
+    TopologyOptions,
     AlgorithmOptions,
     OffPolicyOptions,
     OptimizerOptions,
@@ -141,11 +146,45 @@ class RunConfig(
         return self.max_staleness if self.partial_rollout else min(self.lead, self.max_staleness)
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        """Every group of engines, placeholders too; raises ConfigError where the file of --sglang-config is no
+        good."""
+        ranks = self.rollout_num_gpus_per_engine
+        if self.sglang_config is not None:
+            unsaid = Unsaid(self.hf_checkpoint, ranks, self.engine)
+            return groups_of(Path(self.sglang_config).expanduser().resolve(), unsaid)
+        gpus = self.actor_gpus if self.rollout_num_gpus is None and self.colocate else self.rollout_num_gpus
+        alike = 1 if gpus is None else gpus // ranks
+        count = alike if self.rollout_num_engines is None else self.rollout_num_engines
+        flag = "--rollout-num-engines"
+        return (Group(flag, "engine", "default", "regular", count * ranks, ranks, self.engine, updated=True),)
+
+    @property
+    def programs(self) -> set[str]:
+        """The programs that serve in this run."""
+        return {group.program for group in self.groups if group.engines}
+
+    @property
+    def updated_engines(self) -> int:
+        """Engines that get the trainer's weights."""
+        return sum(group.engines for group in self.groups if group.updated)
+
+    @property
+    def actor_gpus(self) -> int:
+        """Devices of the trainer."""
+        return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+    @property
+    def rollout_gpus(self) -> int:
+        """Devices of all engines, and those that placeholders keep free."""
+        return sum(group.num_gpus for group in self.groups)
+
+    @property
     def engines_needed(self) -> int:
         """How many engines the run can't do without."""
         if self.min_engines is not None:
             return self.min_engines
-        return 1 if self.use_fault_tolerance else self.rollout_num_engines
+        return 1 if self.use_fault_tolerance else self.updated_engines
 
     @property
     def restarts(self) -> int:
@@ -207,7 +246,7 @@ class RunConfig(
 
     def engine_thread_count(self, cpus: int) -> int:
         """Threads of each rank of an engine on a machine with `cpus` CPUs."""
-        ranks = self.rollout_num_engines * self.rollout_num_gpus_per_engine
+        ranks = sum(group.engines * group.ranks for group in self.groups)
         return max(1, cpus // ranks) if self.engine_threads is None else self.engine_threads
 
     def trainer_thread_count(self, cpus: int) -> int:

@@ -41,7 +41,8 @@ def engine_launch(
 ) -> EngineLaunch:
     """One embedded engine; `folders` are its log folder and the weight directory that it may read."""
     logs, weights = folders
-    threads = config.engine_thread_count(cpu_count())
+    overrides = {name.replace("_", "-"): value for name, value in plan.overrides.items()}
+    threads = overrides.get("threads", config.engine_thread_count(cpu_count()))
     flags = {
         "--model-path": model,
         "--engine-id": plan.engine_id,
@@ -62,6 +63,7 @@ def engine_launch(
         flags["--context-length"] = config.rollout_max_context_len
     if config.custom_update_weight_pre_read_path is not None:
         flags["--custom-update-weight-pre-read-path"] = config.custom_update_weight_pre_read_path
+    flags |= {f"--{name}": value for name, value in overrides.items()}
     token = _token(config)
     return EngineLaunch(
         engine_id=plan.engine_id,
@@ -84,8 +86,11 @@ def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) 
         arguments["max-total-tokens"] = config.engine_max_total_tokens
         arguments["max-running-requests"] = config.engine_max_running_requests
     else:
-        arguments["base-gpu-id"] = plan.devices[0]
-    given = {name.replace("_", "-"): value for name, value in config.sglang_args.items()}
+        arguments["base-gpu-id"] = plan.devices[0] if plan.devices else 0
+    given = {
+        name.replace("_", "-"): value
+        for name, value in (*config.sglang_args.items(), *plan.overrides.items())
+    }
     return SglangLaunch(
         engine_id=plan.engine_id,
         python=Path(config.sglang_python if config.sglang_python is not None else sys.executable),

@@ -84,11 +84,9 @@ def test_underscores_in_a_flag_are_told_with_the_right_spelling():
 @pytest.mark.parametrize(
     "flag",
     [
-        "--colocate",
-        "--sglang-config",
         "--sglang-mem-fraction-static",
         "--rollout-external-engine-addrs",
-        "--num-gpus-per-node",
+        "--debug-rollout-only",
         "--lora-rank",
         "--speculative-draft-model",
         "--image-key",

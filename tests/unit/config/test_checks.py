@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 from tests.unit.config.conftest import faults_of, only
+from tests.unit.config.test_server_groups import MISTAKES
 from turnout.config import checks, load
 from turnout.config.check_weights import PAIRS
 from turnout.config.checks import CHECKS
@@ -135,6 +136,28 @@ REFUSED = [
     ),
     ([*STOCK, "--update-weight-mode", "delta"], "--update-weight-mode", "a stock SGLang applies no deltas"),
     ([*STOCK, "--rollout-num-gpus-per-engine", "2"], "--rollout-num-gpus-per-engine", "several ranks"),
+    (["--rollout-num-gpus", "0"], "--rollout-num-gpus", "nothing is sampled"),
+    (["--rollout-num-gpus", "-1"], "--rollout-num-gpus", "at least 0"),
+    (
+        ["--rollout-num-gpus", "6", "--rollout-num-gpus-per-engine", "4"],
+        "--rollout-num-gpus",
+        "per engine fit: 1, 2, 3, 6",
+    ),
+    (["--rollout-num-gpus", "3", "--rollout-num-engines", "2"], "--rollout-num-gpus", "leave one of the two"),
+    (
+        ["--colocate", "--rollout-num-gpus-per-engine", "2"],
+        "--rollout-num-gpus-per-engine",
+        "--colocate gives",
+    ),
+    (["--colocate", *ASYNC], "--colocate", "use --schedule sync"),
+    (["--actor-num-nodes", "2"], "--actor-num-nodes", "not yet done"),
+    (["--actor-num-gpus-per-node", "8"], "--actor-num-gpus-per-node", "not yet done"),
+    (
+        ["--num-gpus-per-node", "2", "--rollout-num-engines", "2"],
+        "--num-gpus-per-node",
+        "3 devices are needed",
+    ),
+    (["--sglang-config", "none.yaml"], "--sglang-config", "no such file"),
     (["--min-engines", "2"], "--min-engines", "the run has 1 engines"),
     (["--max-engine-lag", "1"], "--max-engine-lag", "the sync schedule asks no engine that is behind"),
     (["--no-num-rollout"], "--num-rollout", "no end"),
@@ -258,6 +281,8 @@ REFUSED = [
 
 ACCEPTED = [
     [],
+    ["--colocate", "--rollout-num-gpus", "2", "--num-gpus-per-node", "2"],
+    ["--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2", "--rollout-num-engines", "2"],
     ["--global-batch-size", "64"],
     ["--num-steps-per-rollout", "4"],
     ["--global-batch-size", "64", "--num-steps-per-rollout", "4"],
@@ -406,6 +431,9 @@ def test_every_check_is_tripped_by_a_case(write, places, monkeypatch):
     names = {check.__name__ for check in CHECKS}
     for argv, _, _ in REFUSED:
         faults_of(write(), argv)
+    for number, (groups, argv, _) in enumerate(MISTAKES):
+        write(groups, f"{number}.yaml").write_text(groups)
+        faults_of(write(), ["--sglang-config", f"{number}.yaml", *argv])
     assert tripped == names
 
 

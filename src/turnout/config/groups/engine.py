@@ -11,7 +11,12 @@ class EngineOptions(Options):
     title: ClassVar[str] = "Engines"
 
     engine: Literal["embedded", "sglang"] = option("embedded", "Program that serves the rollouts.")
-    rollout_num_engines: int = option(1, "Engines, each a process of its own.", ge=1)
+    rollout_num_engines: int | None = option(
+        None,
+        "Engines, each a process of its own.",
+        unset="1, or as many as --rollout-num-gpus, --colocate or --sglang-config say",
+        ge=1,
+    )
     rollout_num_gpus_per_engine: int = option(
         1,
         "Tensor parallel ranks of each engine, each a process with a part of the weights.",

@@ -1,0 +1,268 @@
+"""What must hold between groups of engines, devices and the other options. Rules as in turnout.config.checks.
+
+Promises: a fault of a group names its file, its model and its place in it; the rules of engines hold for each group
+with its own values (`each_group`), and a fault that is the run's own is told once, as that of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnout.config.check_files import is_file
+from turnout.config.check_sglang import argument_faults
+from turnout.config.groups.engine import EngineOptions
+from turnout.config.groups.rollout import RolloutOptions
+from turnout.config.groups.weights import WeightOptions
+from turnout.config.option import Options
+from turnout.config.reasons import fault_of, shown
+from turnout.config.run_config import RunConfig, specs
+from turnout.config.server_groups import Group, divisors, too_many, unknown_keys
+from turnout.core.errors import ConfigError, Fault
+
+Rule = Callable[[RunConfig], Iterator[Fault]]
+
+# What `overrides` of an embedded engine may say: its option there -> the run's.
+OVERRIDES: dict[str, tuple[type[Options], str]] = {
+    "max_total_tokens": (EngineOptions, "engine_max_total_tokens"),
+    "max_running_requests": (EngineOptions, "engine_max_running_requests"),
+    "max_step_tokens": (EngineOptions, "engine_step_tokens"),
+    "row_block": (EngineOptions, "engine_row_block"),
+    "quantization": (EngineOptions, "engine_quantization"),
+    "threads": (EngineOptions, "engine_threads"),
+    "context_length": (RolloutOptions, "rollout_max_context_len"),
+    "request_timeout_s": (RolloutOptions, "rollout_request_timeout_s"),
+    "digest_audit_interval": (WeightOptions, "digest_audit_interval"),
+}
+# Options of an embedded engine that follow from something else, and from what.
+GIVEN_ELSEWHERE = {
+    "model_path": "model_path of the model",
+    "tp_size": "num_gpus_per_engine",
+    "dtype": "--dtype",
+    "disaggregation_mode": "worker_type",
+}
+
+
+def file_is_good(c: RunConfig) -> Iterator[Fault]:
+    if c.sglang_config is not None and not is_file(c.sglang_config):
+        yield Fault("--sglang-config", c.sglang_config, "no such file", "give a .yaml or .json file")
+        return
+    try:
+        _ = c.groups
+    except ConfigError as error:
+        yield from error.faults
+
+
+def one_way_to_say_it(c: RunConfig) -> Iterator[Fault]:
+    engines, gpus, ranks = c.rollout_num_engines, c.rollout_num_gpus, c.rollout_num_gpus_per_engine
+    if c.sglang_config is not None:
+        if engines is not None:
+            reason = "--sglang-config says which engines there are"
+            yield Fault("--rollout-num-engines", str(engines), reason, "leave one of the two out")
+    elif gpus == 0:
+        remedy = "leave it out, or give as many as the engines need"
+        yield Fault("--rollout-num-gpus", "0", "without engines nothing is sampled", remedy)
+    elif gpus is not None and gpus % ranks:
+        reason = f"--rollout-num-gpus-per-engine {ranks} does not divide it"
+        yield Fault("--rollout-num-gpus", str(gpus), reason, f"per engine fit: {divisors(gpus)}")
+    elif gpus is not None and engines is not None and engines * ranks != gpus:
+        reason = (
+            f"--rollout-num-engines {engines} x --rollout-num-gpus-per-engine {ranks} is {engines * ranks}"
+        )
+        yield Fault("--rollout-num-gpus", str(gpus), reason, "leave one of the two out")
+    elif gpus is None and engines is None and c.colocate and c.actor_gpus % ranks:
+        reason = (
+            f"does not divide the {c.actor_gpus} devices of the trainer, which --colocate gives the engines"
+        )
+        yield Fault("--rollout-num-gpus-per-engine", str(ranks), reason, "give --rollout-num-gpus")
+
+
+def sums_agree(c: RunConfig) -> Iterator[Fault]:
+    """The groups of a file, placeholders too, have exactly --rollout-num-gpus, where that is given."""
+    given = c.rollout_num_gpus
+    if c.sglang_config is None or given is None or given == c.rollout_gpus:
+        return
+    found = list(too_many(c.groups, given))
+    yield from found
+    if not found:
+        reason = f"the groups of {c.sglang_config} have {c.rollout_gpus} devices, placeholders among them"
+        remedy = "give that number, leave it out, or add a placeholder"
+        yield Fault("--rollout-num-gpus", str(given), reason, remedy)
+
+
+def engines_are_whole(c: RunConfig) -> Iterator[Fault]:
+    for group in c.groups if c.sglang_config is not None else ():
+        if group.worker_type != "placeholder" and group.num_gpus % group.ranks:
+            reason = f"num_gpus_per_engine {group.ranks} does not divide it"
+            remedy = f"per engine fit: {divisors(group.num_gpus)}"
+            yield Fault(group.place, f"num_gpus {group.num_gpus}", reason, remedy)
+
+
+def halves_are_whole(c: RunConfig) -> Iterator[Fault]:
+    for model, groups in _models(c).items():
+        halves = {group.worker_type for group in groups} - {"placeholder"}
+        place = groups[0].place.rpartition(", ")[0]
+        if "regular" in halves and len(halves) > 1:
+            first = next(group for group in groups if group.worker_type == "regular")
+            reason = f"model {model} has groups of prefill or decode as well, and a request takes one way"
+            yield Fault(first.place, "", reason, "make it two models, or groups of one kind")
+        elif len(halves) == 1 and not halves <= {"regular"}:
+            (one,) = halves
+            other = "decode" if one == "prefill" else "prefill"
+            reason = f"has groups of {one} and none of {other}"
+            yield Fault(place, "", reason, f"add a group with worker_type: {other}")
+        elif not halves:
+            yield Fault(place, "", "has no engines", "add a group, or leave the model out")
+
+
+def one_model_learns(c: RunConfig) -> Iterator[Fault]:
+    """A run trains one model, which is that of --hf-checkpoint."""
+    if c.sglang_config is None:
+        return
+    learning = [model for model, groups in _models(c).items() if groups[0].updated]
+    if len(learning) != 1:
+        reason = f"one model gets the trainer's weights, here {', '.join(learning) if learning else 'none'}"
+        remedy = (
+            "say update_weights: false of the others" if learning else "leave model_path out of one model"
+        )
+        yield Fault(c.sglang_config, "update_weights", reason, remedy)
+    for group in c.groups:
+        if group.updated and group.model_path is not None:
+            reason = f"its engines begin with the weights of --hf-checkpoint {c.hf_checkpoint}"
+            yield Fault(group.place, f"model_path {group.model_path}", reason, "leave model_path out")
+            return
+
+
+def overrides_are_known(c: RunConfig) -> Iterator[Fault]:
+    for group in c.groups if c.sglang_config is not None else ():
+        if group.program == "sglang":
+            yield from argument_faults(f"{group.place}: overrides", group.overrides)
+            continue
+        for name, value in group.overrides.items():
+            plain = name.replace("-", "_")
+            if plain in OVERRIDES:
+                yield from _value_faults(f"{group.place}: overrides.{name}", OVERRIDES[plain], value)
+            elif plain in GIVEN_ELSEWHERE:
+                reason = f"{plain} follows from another value"
+                yield Fault(f"{group.place}: overrides", name, reason, f"give {GIVEN_ELSEWHERE[plain]}")
+            else:
+                yield from unknown_keys(f"{group.place}: overrides", [plain], OVERRIDES)
+
+
+def halves_run(c: RunConfig) -> Iterator[Fault]:
+    for group in c.groups:
+        if group.worker_type in ("prefill", "decode") and group.program == "embedded" and group.ranks > 1:
+            reason = "half of a pair is not served over several ranks"
+            yield Fault(group.place, f"num_gpus_per_engine {group.ranks}", reason, "give 1")
+
+
+def halves_not_yet(c: RunConfig) -> Iterator[Fault]:
+    for group in c.groups:
+        if group.worker_type in ("prefill", "decode"):
+            yield Fault(group.place, "", "not yet done: prefill and decode apart in a run", "use regular")
+
+
+def others_not_yet(c: RunConfig) -> Iterator[Fault]:
+    for group in c.groups:
+        if not group.updated:
+            yield Fault(group.place, "", "not yet done: models that are not updated", "leave the model out")
+
+
+def trainer_is_one_process(c: RunConfig) -> Iterator[Fault]:
+    if c.actor_num_nodes > 1:
+        reason = "not yet done: a trainer over several machines"
+        yield Fault("--actor-num-nodes", str(c.actor_num_nodes), reason, "give 1: the trainer is one process")
+    elif c.actor_num_gpus_per_node > 1:
+        reason = "not yet done: a trainer over several devices"
+        remedy = "give 1: the trainer is one process"
+        yield Fault("--actor-num-gpus-per-node", str(c.actor_num_gpus_per_node), reason, remedy)
+
+
+def one_machine(c: RunConfig) -> Iterator[Fault]:
+    """All processes of a run are local."""
+    actor, rollout = c.actor_gpus, c.rollout_gpus
+    needed = max(actor, rollout) if c.colocate else actor + rollout
+    if c.num_gpus_per_node is not None and needed > c.num_gpus_per_node:
+        both = f"the trainer has {actor} and the engines {rollout}"
+        shared = "shared" if c.colocate else "each their own"
+        reason = f"not yet done: several machines; {needed} devices are needed ({both}, {shared})"
+        yield Fault(
+            "--num-gpus-per-node", str(c.num_gpus_per_node), reason, f"give {needed}, or fewer engines"
+        )
+
+
+def shared_devices_take_turns(c: RunConfig) -> Iterator[Fault]:
+    if c.colocate and c.schedule != "sync":
+        reason = f"--schedule {c.schedule} samples while it trains, and both would be on the same devices"
+        yield Fault("--colocate", "", reason, "use --schedule sync, or leave it out")
+
+
+def each_group(c: RunConfig, rules: tuple[Rule, ...], updated: bool = False) -> Iterator[Fault]:
+    """The faults that `rules` see in a group of the file, taken as the only one of the run; with `updated` only in
+    those that get the trainer's weights."""
+    if c.sglang_config is None:
+        return
+    for rule in rules:
+        own = list(rule(c))
+        for group in c.groups:
+            if not group.engines or (updated and not group.updated):
+                continue
+            for fault in rule(c.model_copy(update=as_options(c, group))):
+                if fault not in own:
+                    yield Fault(f"{group.place}: {fault.where}", fault.value, fault.reason, fault.remedy)
+
+
+def as_options(c: RunConfig, group: Group) -> dict[str, Any]:
+    """What the options would be of a run whose engines are those of the group."""
+    changed: dict[str, Any] = {
+        "sglang_config": None,
+        "rollout_num_engines": group.engines,
+        "rollout_num_gpus_per_engine": group.ranks,
+        "engine": group.program,
+    }
+    if group.program == "sglang":
+        return changed | {"sglang_args": c.sglang_args | dict(group.overrides)}
+    for name, value in group.overrides.items():
+        option = OVERRIDES.get(name.replace("-", "_"))
+        if option is not None and not list(_value_faults("", option, value)):
+            changed[option[1]] = value
+    return changed
+
+
+def _models(c: RunConfig) -> dict[str, list[Group]]:
+    """The groups of each model of the file."""
+    found: dict[str, list[Group]] = {}
+    for group in c.groups if c.sglang_config is not None else ():
+        found.setdefault(group.model, []).append(group)
+    return found
+
+
+def _value_faults(place: str, option: tuple[type[Options], str], value: Any) -> Iterator[Fault]:
+    schema, name = option
+    if value is None:
+        yield Fault(place, shown(value), "is empty", "leave it out")
+        return
+    try:
+        schema.model_validate({name: value})
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            yield fault_of(detail, specs()[name], place)
+
+
+TOPOLOGY_CHECKS: tuple[Rule, ...] = (
+    file_is_good,
+    one_way_to_say_it,
+    sums_agree,
+    engines_are_whole,
+    halves_are_whole,
+    one_model_learns,
+    overrides_are_known,
+    halves_run,
+    halves_not_yet,
+    others_not_yet,
+    trainer_is_one_process,
+    one_machine,
+    shared_devices_take_turns,
+)

@@ -1,0 +1,42 @@
+"""Options of placement: how many devices trainer and engines have, and which engines there are."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from turnout.config.option import PATH, Options, option
+
+
+class TopologyOptions(Options):
+    title: ClassVar[str] = "Topology"
+
+    sglang_config: str | None = option(
+        None,
+        "YAML file with groups of engines: sizes, options, prefill and decode, other models "
+        "(docs/guides/server-groups.md). The name and the form are slime's; the engines are those of --engine.",
+        unset="--rollout-num-engines engines that are alike",
+        pattern=PATH,
+    )
+    rollout_num_gpus: int | None = option(
+        None,
+        "Devices of all engines. An engine has one for each of its ranks; without GPUs a device is a process.",
+        unset="what the engines need; with --colocate those of the trainer",
+        unit="devices",
+        ge=0,
+    )
+    actor_num_nodes: int = option(1, "Machines of the trainer.", ge=1)
+    actor_num_gpus_per_node: int = option(
+        1, "Devices of the trainer on each of its machines.", unit="devices", ge=1
+    )
+    num_gpus_per_node: int | None = option(
+        None,
+        "Devices of one machine. An engine lies on one machine, or on several whole ones.",
+        unset="as many as the run needs",
+        unit="devices",
+        ge=1,
+    )
+    colocate: bool = option(
+        False,
+        "Trainer and engines share devices, instead of having each their own. Both keep their memory; leave room "
+        "by the size of the engines' caches.",
+    )
