@@ -22,13 +22,20 @@ START_DEADLINE_S = 180.0
 class EngineProcess:
     """One `python -m turnout.engine`, usable once `serving` returned. `call` returns (status, JSON or text)."""
 
-    def __init__(self, model: Path, work: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        work: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
         self._ready, self.log = work / "ready.json", work / "engine.log"
         command = [sys.executable, "-m", "turnout.engine", "--model-path", str(model)]
         command += ["--ready-file", str(self._ready), "--parent-pid", str(os.getpid()), *flags]
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | (env or {})
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=cwd)
 
     def serving(self) -> EngineProcess:
         """Waits until it serves; `ready` and `url` are there then."""

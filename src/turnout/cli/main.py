@@ -39,6 +39,9 @@ COMMANDS: dict[str, Command] = {
         "turnout.cli.train:command",
         "turnout.config.help:render_help",
     ),
+    "check": Command(
+        "Runs", "prove what can be proved of a run's deployment before it starts", "turnout.cli.check:command"
+    ),
     "eval": Command("Runs", "score a checkpoint or a running engine", "turnout.cli.eval:command"),
     "inspect": Command(
         "Runs", "tell what became of a run's groups, by its ledger", "turnout.cli.inspect:command"

@@ -19,6 +19,7 @@ from turnout import __version__
 from turnout.core.errors import EngineBusy, TurnoutError, UserError, VersionUnmet
 from turnout.engine.control import Control, ControlCalls
 from turnout.engine.events import send_events
+from turnout.engine.folder_probe import FolderProbe
 from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
@@ -48,7 +49,8 @@ class Server:
         self.compute, self.settings = compute, compute.settings
         self.pair = Disaggregation(compute)
         self.updates = UpdateCalls(compute)
-        self.controls = (Control(compute), self.updates, WeightCalls(compute, self.updates.updates))
+        weights = WeightCalls(compute, self.updates.updates)
+        self.controls = (Control(compute), self.updates, weights, FolderProbe(compute))
         self.started = time.time()
 
     def app(self) -> web.Application:

@@ -156,7 +156,10 @@ class UpdateCalls(ControlCalls):
             raise WeightError(f"this engine has {self.settings.tp_size} ranks, {member.ranks} were to join")
         by_rank = self._receiver if member.ranks > 1 else None
         join = self._groups.join if by_rank is None else by_rank.join
-        await asyncio.to_thread(join, member, self.settings.update_timeout_s)
+        limit_s = self.settings.update_timeout_s
+        if member.timeout_s is not None:
+            limit_s = min(limit_s, member.timeout_s)
+        await asyncio.to_thread(join, member, limit_s)
         if by_rank is not None:
             self._joined_by_rank.add(member.name)
         return {"message": f"rank {member.rank} of {member.world_size} in group {member.name}"}

@@ -31,7 +31,8 @@ GROUPS_MAX = 8
 @dataclass(frozen=True)
 class Membership:
     """Where a group meets and which rank this process has in it. `rank` is in [1, world_size); `ranks` (ours): how
-    many of this engine's ranks join, one after another from there."""
+    many of this engine's ranks join, one after another from there; `timeout_s` (ours): how long the caller
+    waits."""
 
     name: str
     host: str
@@ -39,6 +40,7 @@ class Membership:
     rank: int
     world_size: int
     ranks: int = 1
+    timeout_s: float | None = None
 
 
 class UpdateGroups:

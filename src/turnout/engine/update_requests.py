@@ -88,11 +88,16 @@ def parse_update(row: dict[str, Any], settings: EngineSettings) -> Update:
     folder = Path(path).resolve()
     store = load_format == DELTA or (load_format in (None, "auto") and is_delta(folder))
     read = folder.parent if store else folder  # the way to a version leads through others of its store
-    roots = [root.resolve() for root in settings.allowed_roots]
-    if not any(read.is_relative_to(root) for root in roots) and (roots or not settings.loopback):
+    if not allowed_folder(read, settings):
         faults.append(Fault("model_path", path, "lies outside the folders that updates may read from"))
     _refuse(faults)
     return Update(folder, flags, store)
+
+
+def allowed_folder(folder: Path, settings: EngineSettings) -> bool:
+    """Whether updates may read from a folder, given resolved: under the roots, or anywhere on loopback without."""
+    roots = [root.resolve() for root in settings.allowed_roots]
+    return any(folder.is_relative_to(root) for root in roots) or (not roots and settings.loopback)
 
 
 def parse_tensors(row: dict[str, Any]) -> TensorUpdate:
@@ -180,11 +185,16 @@ def parse_membership(row: dict[str, Any]) -> Membership:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 65536:
             faults.append(Fault(name, str(value)[:40], "must be a whole number above 0"))
+    limit_s = row.get("timeout_s")
+    if limit_s is not None and (
+        isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or limit_s <= 0
+    ):
+        faults.append(Fault("timeout_s", str(limit_s)[:40], "must be seconds above 0"))
     _refuse(faults)
     port, rank, world, ranks = (int(numbers[name] or 0) for name in numbers)
     if rank + ranks > world:
         raise BadRequest(Fault("rank_offset", str(rank), f"lies outside a group of {world}"))
-    return Membership(_group(row), str(host).strip("[]"), port, rank, world, ranks)
+    return Membership(_group(row), str(host).strip("[]"), port, rank, world, ranks, limit_s)
 
 
 def parse_group(row: dict[str, Any]) -> str:

@@ -17,27 +17,21 @@ from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.schedule.parts import TrainerThread
 from turnout.serving.client import EngineClient
-from turnout.serving.weights_client import OnUpdate
+from turnout.serving.weights_client import DELTA_FORMATS, OnUpdate
 from turnout.train.backend import TrainBackend
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.snapshot import Snapshot
 from turnout.transfer.transport import Transport
 from turnout.transfer.transports import TransportPlan, make_transport
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.digest import root_of
 from turnout.weights.hooks import POST_WRITE_FLAG, load_hook
-from turnout.weights.manifest import FORMAT, FORMAT_VERSION, FULL, complete_versions
+from turnout.weights.manifest import FULL, complete_versions
 from turnout.weights.mirror import Mirror
 from turnout.weights.object_depot import ObjectDepot
 from turnout.weights.retention import FollowerWatch
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import narrowed
-
-DELTA_FORMATS = {  # what an engine must announce, by transport
-    "disk": f"{FORMAT}/{FORMAT_VERSION}",
-    "group": DELTA_BUCKET,
-}
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,14 @@ from turnout.core.errors import EngineError
 from turnout.serving.client import EngineClient
 from turnout.weights.buckets import TORCH_NAMES, Slot
 from turnout.weights.delta_bucket import DELTA_BUCKET, Part
+from turnout.weights.manifest import FORMAT, FORMAT_VERSION
 from turnout.weights.map_rules import Place
 
 FLATTENED = "flattened_bucket"
+DELTA_FORMATS = {  # what an engine must announce to take deltas, by transport
+    "disk": f"{FORMAT}/{FORMAT_VERSION}",
+    "group": DELTA_BUCKET,
+}
 
 
 class OnUpdate(StrEnum):
@@ -143,6 +148,9 @@ class EngineWeights:
             "group_name": meeting.group,
             "backend": "gloo",
             **({"ranks": meeting.ranks} if meeting.ranks > 1 else {}),
+            **(
+                {"timeout_s": deadline_s} if self.client.stages else {}
+            ),  # ours: it gives up when the caller does
         }
         await self._succeed("/init_weights_update_group", body, deadline_s)
 

@@ -27,6 +27,12 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "turnout" / "models"
 
 
+def existing(key: str) -> Path | None:
+    """The checkpoint folder of an entry that is there and whole."""
+    entry = cache_folder() / key
+    return entry / "checkpoint" if entry.exists() and damage(entry) is None else None
+
+
 def cached(key: str, build: Build) -> Path:
     """The checkpoint folder of an entry, built where it is absent or damaged. `build` fills an empty folder."""
     entry = cache_folder() / key

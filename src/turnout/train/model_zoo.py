@@ -15,7 +15,7 @@ from pathlib import Path
 
 from turnout.core.errors import Fault, ModelError
 from turnout.train import model_smollm2, model_tiny
-from turnout.train.model_cache import cached, copy_of, place
+from turnout.train.model_cache import cached, copy_of, existing, place
 from turnout.train.model_tiny import KINDS
 
 __all__ = ["KINDS", "NAMES", "fetch", "resolve_checkpoint", "tiny"]
@@ -32,6 +32,7 @@ _HUB_FILES = [
     "*.model",
     "LICENSE*",
 ]
+_SMOLLM2 = f"{model_smollm2.NAME}-{model_smollm2.ROOT[:12]}"
 _TINY_RECIPE = 1  # raise it when model_tiny or its tokenizer changes, so that cached ones are made again
 
 
@@ -45,7 +46,7 @@ def fetch(name: str = model_smollm2.NAME, target: Path | None = None, prefer_hub
     if prefer_hub and hub_answers(model_smollm2.HUB_ID):
         source = _from_hub(model_smollm2.HUB_ID)
     else:
-        source = cached(f"{name}-{model_smollm2.ROOT[:12]}", model_smollm2.build)
+        source = cached(_SMOLLM2, model_smollm2.build)
     return source if target is None else place(target, copy_of(source))
 
 
@@ -66,12 +67,32 @@ def resolve_checkpoint(text: str) -> Path:
         if kind not in KINDS:
             known = ", ".join(f"tiny:{k}" for k in KINDS)
             raise ModelError(Fault("checkpoint", text, "there is no such tiny model", f"one of {known}"))
-        return cached(f"tiny-{kind}-{_TINY_RECIPE}", lambda made: model_tiny.build(made, kind, 0))
+        return cached(_tiny_key(kind), lambda made: model_tiny.build(made, kind, 0))
     if not _HUB_ID.fullmatch(text):
         known = ", ".join([*NAMES, *(f"tiny:{k}" for k in KINDS)])
         reason = "is no folder, no known model and no hub id (ORG/NAME)"
         raise ModelError(Fault("checkpoint", text, reason, f"name a checkpoint folder, or one of {known}"))
     return _checked(_from_hub(text))
+
+
+def at_hand(text: str) -> Path | None:
+    """The folder that `resolve_checkpoint` would give, where it is on this machine already: nothing is made,
+    fetched or judged."""
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        return folder
+    if text in NAMES:
+        return existing(_SMOLLM2)
+    if text.startswith("tiny:"):
+        return existing(_tiny_key(text.removeprefix("tiny:")))
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+
+    found = try_to_load_from_cache(text, "config.json") if _HUB_ID.fullmatch(text) else None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _tiny_key(kind: str) -> str:
+    return f"tiny-{kind}-{_TINY_RECIPE}"
 
 
 def hub_answers(hub_id: str, deadline_s: float = PROBE_DEADLINE_S) -> bool:

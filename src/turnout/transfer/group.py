@@ -59,6 +59,11 @@ class GroupTransport(StreamTransport):
             0,
         )  # engines may still be in a group of an earlier trainer
 
+    @property
+    def place(self) -> str:
+        """Host and port where the group meets; empty where there is none."""
+        return "" if self._group is None else f"{self._group.store.host}:{self._group.store.port}"
+
     async def open(self, engines: Sequence[EngineWeights], deadline_s: float) -> None:
         members = tuple(engine.client.engine_id for engine in engines)
         known = all(engine.client.holds is not None for engine in engines)

@@ -1,0 +1,119 @@
+"""`turnout check RUN.yaml [--option value ...]`: what of a deployment can be proved before a run needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from turnout.cli.options import split_run_file, token_from
+from turnout.config.load import load
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import ConfigError, Fault
+from turnout.core.ports import Clock
+from turnout.placement.real import RealClock
+from turnout.schedule.roster import roster
+from turnout.serving.access import Access
+from turnout.serving.address import parse_address
+from turnout.serving.checklist.engines import Look
+from turnout.serving.checklist.facts import Deployment, HereFacts, ModelFacts
+from turnout.serving.checklist.folder import Prober
+from turnout.serving.checklist.group import try_group
+from turnout.serving.checklist.here import cuda_devices, model_facts, proxies, store_facts
+from turnout.serving.checklist.lines import exit_status, refused, render
+from turnout.serving.checklist.verdicts import lines
+from turnout.serving.client import EngineClient
+from turnout.serving.roster import EnginePlan, Program
+from turnout.serving.sglang_client import SglangClient
+from turnout.train.model_zoo import at_hand
+
+USAGE = """usage: turnout check RUN.yaml [--json] [--deep] [--deadline SECONDS] [--option value ...]
+
+Reads the run's configuration as `turnout train` does, and tries what the run will need: the engines of somebody
+else, the folder of versions, the process group, devices, programs. Each line is `proved`, `failed` or `not provable
+here`, with how that was found and what to do. Nothing is started and no weight changes.
+  --json      the list as JSON
+  --deep      read checkpoints of any size; have stock engines load their own weights through the shared folder
+  --deadline  of each probe, 20 by default
+Exit status 0: all proved; 1: something failed; 3: nothing failed, but something can't be proved from here; 2: the
+command itself is wrong. Options are those of `turnout train --help`."""
+DEADLINE_S = 20.0
+
+
+def command(argv: list[str]) -> int:
+    """Prints the list; the exit status, see USAGE."""
+    if not argv or "--help" in argv or "-h" in argv:
+        print(USAGE)
+        return 0 if argv else 2
+    as_json, deep = "--json" in argv, "--deep" in argv
+    argv = [word for word in argv if word not in ("--json", "--deep")]
+    deadline_s, argv = _deadline(argv)
+    try:
+        found = lines(asyncio.run(_deployment(load(*split_run_file(argv)), deep, deadline_s)))
+    except ConfigError as fault:
+        found = refused(fault)
+    rows = {"lines": [line.row() for line in found], "exit_status": exit_status(found)}
+    print(json.dumps(rows, indent=2) if as_json else render(found))
+    return exit_status(found)
+
+
+def _deadline(argv: Sequence[str]) -> tuple[float, list[str]]:
+    words = list(argv)
+    if "--deadline" not in words:
+        return DEADLINE_S, words
+    at = words.index("--deadline")
+    try:
+        seconds = float(words[at + 1])
+    except (IndexError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(Fault("--deadline", " ".join(words[at + 1 : at + 2]), "needs seconds above 0"))
+    return seconds, [*words[:at], *words[at + 2 :]]
+
+
+async def _deployment(config: RunConfig, deep: bool, deadline_s: float) -> Deployment:
+    clock, plans, model = RealClock(), roster(config), _model(config, deep)
+    connects = [partial(_connect, config, plan, clock) for plan in plans if plan.program is Program.EXTERNAL]
+    with store_facts(_store_folder(config)) as store:
+        prober = None
+        if config.update_weight_transport == "disk" and not store.fault:
+            prober = Prober(store.folder, clock, deadline_s, model.folder if deep else None)
+        engines = await Look(clock, deadline_s, prober, model.folder if model.root else None).at_all(connects)
+    up = [connect(False) for connect, engine in zip(connects, engines) if not engine.fault]
+    group = None
+    if config.update_weight_transport == "group" and up:
+        group = await try_group(up, _access(config).admin_key, clock, deadline_s)
+    here = HereFacts(model, store, cuda_devices(os.environ), proxies(os.environ))
+    return Deployment(config, here, plans, engines, group)
+
+
+def _model(config: RunConfig, deep: bool) -> ModelFacts:
+    folder = at_hand(config.hf_checkpoint)
+    if folder is None:
+        return ModelFacts(None, "it is not on this machine yet; a run fetches or makes it at its start")
+    return model_facts(folder, deep)
+
+
+def _store_folder(config: RunConfig) -> Path:
+    """Where the run would write versions; the number of a run directory that is not named is not known yet."""
+    if config.weight_folder is not None:
+        return Path(config.weight_folder).expanduser().absolute()
+    root = (
+        Path("runs", f"{config.run_name}-NNN")
+        if config.run_dir is None
+        else Path(config.run_dir).expanduser()
+    )
+    return root.absolute() / "weights"
+
+
+def _connect(config: RunConfig, plan: EnginePlan, clock: Clock, stock: bool) -> EngineClient:
+    """A client of an engine of somebody else."""
+    kind = SglangClient if stock else EngineClient
+    return kind(plan.engine_id, parse_address(plan.address or "", plan.engine_id), clock, _access(config))
+
+
+def _access(config: RunConfig) -> Access:
+    return Access(admin_key=token_from(config.admin_token_env, "--admin-token-env"))

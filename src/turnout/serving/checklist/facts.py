@@ -1,0 +1,93 @@
+"""What `turnout check` looked at, before anything is concluded. Plain values: the verdicts are functions of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turnout.config.run_config import RunConfig
+from turnout.serving.checklist.lines import Finding
+from turnout.serving.client import Attestation
+from turnout.serving.roster import EnginePlan
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The checkpoint that the run begins with. `folder` None: not on this machine yet, `fault` says why.
+    `elements`: values of all tensors. `root`: their digest, empty where it was not computed, `fault` says why
+    then."""
+
+    folder: Path | None
+    fault: str = ""
+    elements: int = 0
+    stored_dtype: str = ""
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """The folder of published versions. `fault`: why nothing can be written there (empty: it can). `free_bytes` for
+    this user."""
+
+    folder: Path
+    fault: str
+    free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class HereFacts:
+    """This machine. `devices` are its CUDA devices; `proxies` the proxy variables of the environment; `sglang` what
+    was found of --sglang-python, None where the run starts none."""
+
+    model: ModelFacts
+    store: StoreFacts
+    devices: int
+    proxies: tuple[str, ...]
+    sglang: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """One engine that somebody else runs. `fault`: why it does not answer (empty: it does); `info` what it says of
+    itself; `weights` what it has loaded, None where `weights_fault` says why that is not known; `differs`: in
+    what its checksums are not those of the checkpoint, empty: in nothing, None where they were not compared;
+    `near` whether its address is of this host; `shared` what came of the probe of the store's folder, None where
+    none was made."""
+
+    name: str
+    fault: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    weights: Attestation | None = None
+    weights_fault: str = ""
+    differs: str | None = None
+    near: bool = False
+    shared: Finding | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is an embedded engine."""
+        return self.info.get("engine") == "turnout"
+
+    @property
+    def worker_type(self) -> str:
+        mode = self.info.get("disaggregation_mode")
+        return mode if mode in ("prefill", "decode") else "regular"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """All of it. `plans`: every engine of the run; `engines`: facts of those that somebody else runs. `group`:
+    what came of making a process group with them, None where the run makes none."""
+
+    config: RunConfig
+    here: HereFacts
+    plans: tuple[EnginePlan, ...] = ()
+    engines: tuple[EngineFacts, ...] = ()
+    group: Finding | None = None
+
+    @property
+    def answering(self) -> tuple[EngineFacts, ...]:
+        return tuple(engine for engine in self.engines if not engine.fault)

@@ -1,0 +1,340 @@
+"""The table of checks: from facts to findings. Pure functions, one for each line of the list.
+
+Promises: a check without findings does not concern the run and has no line; of an engine that does not answer only
+the line on addresses says so, others leave it out; a fault of one kind fails the line of that kind and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from turnout.config.run_config import RunConfig
+from turnout.serving.checklist.facts import Deployment, EngineFacts
+from turnout.serving.checklist.lines import OPTIONS_CLAIM, Finding, Line, failed, proved, unknown
+from turnout.serving.roster import Program
+from turnout.serving.weights_client import DELTA_FORMATS
+from turnout.weights.retention import FULL_KEPT
+
+UNTOUCHED = "default"  # the label of weights that no update has touched
+CHECKED_SGLANG = "0.5.23"
+DTYPES = {"half": "float16", "float": "float32"}  # other names that SGLang takes
+DELTA_SHARE = 0.1  # of the weights in one delta: more than most at learning rates of RL (docs/benchmarks.md)
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: its name, what it claims, how to find out, and what to do where that does not hold."""
+
+    name: str
+    claim: str
+    find: Callable[[Deployment], Iterator[Finding]]
+    remedy: str
+
+
+def lines(d: Deployment) -> list[Line]:
+    """The list of a deployment, in the order of the table."""
+    found = [(check, tuple(check.find(d))) for check in CHECKS]
+    return [Line(check.name, check.claim, seen, check.remedy) for check, seen in found if seen]
+
+
+def options(d: Deployment) -> Iterator[Finding]:
+    yield proved(f"read and checked as `turnout train` does; run {d.config.run_name}")
+
+
+def proxies(d: Deployment) -> Iterator[Finding]:
+    named = ", ".join(d.here.proxies)
+    seen = f"{named} would redirect them; no client here reads it" if named else "none is set"
+    yield proved(seen, "environment")
+
+
+def model(d: Deployment) -> Iterator[Finding]:
+    facts = d.here.model
+    if facts.folder is None:
+        yield unknown(facts.fault, d.config.hf_checkpoint)
+    elif not facts.elements:
+        yield failed(facts.fault, d.config.hf_checkpoint)
+    else:
+        size = facts.elements * ITEM_BYTES[d.config.dtype]
+        yield proved(
+            f"every tensor's place was read: {facts.elements} values, {_size(size)}", str(facts.folder)
+        )
+
+
+def addresses(d: Deployment) -> Iterator[Finding]:
+    for engine in d.engines:
+        if engine.fault:
+            yield failed(engine.fault, engine.name)
+        else:
+            yield proved("answered from here", engine.name)
+
+
+def programs(d: Deployment) -> Iterator[Finding]:
+    for engine in d.answering:
+        version = str(engine.info.get("version", ""))
+        if engine.ours:
+            yield proved(f"the embedded engine, {version}", engine.name)
+        elif not version:
+            yield unknown("it names no version", engine.name)
+        elif version == CHECKED_SGLANG:
+            yield proved(f"SGLang {version}", engine.name)
+        else:
+            yield unknown(
+                f"version {version}; this program was checked against SGLang {CHECKED_SGLANG}", engine.name
+            )
+
+
+def models_match(d: Deployment) -> Iterator[Finding]:
+    for engine in d.answering:
+        yield _model_of(d, engine)
+
+
+def _model_of(d: Deployment, engine: EngineFacts) -> Finding:
+    mine, held = d.here.model, engine.weights
+    if held is None:
+        return unknown(f"what it has loaded could not be asked: {engine.weights_fault}", engine.name)
+    if engine.differs is not None:
+        how = f"{len(held.checksums)} checksums of its live weights are the checkpoint's"
+        return failed(engine.differs, engine.name) if engine.differs else proved(how, engine.name)
+    if not mine.root:
+        return unknown(f"the checkpoint here was not digested: {mine.fault}", engine.name)
+    if not held.root:
+        return unknown(f"it has no digest; it names {engine.info.get('model_path')}", engine.name)
+    if held.root == mine.root:
+        return proved(f"the digest of its live weights is the checkpoint's ({held.root[:16]})", engine.name)
+    if held.label != UNTOUCHED:
+        return unknown(f"it serves {held.label}, weights of an earlier run, not the checkpoint", engine.name)
+    served = engine.info.get("model_path")
+    return failed(
+        f"serves {served}, digest {held.root[:16]}; the checkpoint's is {mine.root[:16]}", engine.name
+    )
+
+
+def dtypes(d: Deployment) -> Iterator[Finding]:
+    for engine in d.answering:
+        said = str(engine.info.get("dtype", ""))
+        seen = d.here.model.stored_dtype if said == "auto" else DTYPES.get(said, said.removeprefix("torch."))
+        if not seen:
+            yield unknown(f"it says dtype {said!r}, the checkpoint names none", engine.name)
+        elif seen == d.config.dtype:
+            yield proved(f"computes in {seen}, as the trainer", engine.name)
+        else:
+            yield failed(f"computes in {seen}, the trainer in {d.config.dtype}", engine.name)
+
+
+def worker_types(d: Deployment) -> Iterator[Finding]:
+    kinds = {engine.worker_type for engine in d.answering}
+    for engine in d.answering:
+        port = engine.info.get("disaggregation_bootstrap_port")
+        if engine.worker_type != "prefill":
+            yield proved(engine.worker_type, engine.name)
+        elif isinstance(port, int) and 0 < port < 65536:
+            yield proved(f"prefill, bootstrap port {port}", engine.name)
+        else:
+            yield failed("prefill, and names no bootstrap port", engine.name)
+    if "regular" in kinds and len(kinds) > 1:
+        yield failed(f"{' and '.join(sorted(kinds))} engines serve one model")
+    elif len(kinds & {"prefill", "decode"}) == 1 and not any(engine.fault for engine in d.engines):
+        yield failed(f"there are only {kinds.pop()} engines: nobody does the other half")
+
+
+def directory_writable(d: Deployment) -> Iterator[Finding]:
+    store = d.here.store
+    where = str(store.folder)
+    if d.config.update_weight_transport == "disk":
+        yield failed(store.fault, where) if store.fault else proved("a file was written and removed", where)
+
+
+def directory_shared(d: Deployment) -> Iterator[Finding]:
+    if d.config.update_weight_transport != "disk":
+        return
+    for engine in d.answering:
+        if engine.shared is not None:
+            yield engine.shared
+
+
+def disk_space(d: Deployment) -> Iterator[Finding]:
+    if d.config.update_weight_transport != "disk":
+        return
+    store, elements = d.here.store, d.here.model.elements
+    if store.free_bytes is None or not elements:
+        reason = store.fault if elements else "the size of the model is not known"
+        yield unknown(reason, str(store.folder))
+        return
+    need, why = _needed_bytes(d.config, elements * ITEM_BYTES[d.config.dtype])
+    seen = f"{why} need {_size(need)}, {_size(store.free_bytes)} are free"
+    yield proved(seen, str(store.folder)) if need <= store.free_bytes else failed(seen, str(store.folder))
+
+
+def _needed_bytes(c: RunConfig, version_bytes: int) -> tuple[int, str]:
+    """What the store holds at most (turnout.weights.retention), and of what that is the sum."""
+    published = None if c.num_rollout is None else -(-c.num_rollout // c.update_weights_interval)
+    if c.update_weight_mode == "delta":
+        count = 1 if published is None else published
+        share = int(DELTA_SHARE * version_bytes)
+        return (
+            version_bytes + count * share,
+            f"one full version and {count} deltas of {DELTA_SHARE:.0%} of it",
+        )
+    kept = FULL_KEPT + 1  # and the one that is being written
+    if c.update_weight_disk_keep_files and published is not None:
+        kept = published
+    elif published is not None:
+        kept = min(kept, published)
+    return kept * version_bytes, f"{kept} full versions of {_size(version_bytes)}"
+
+
+def group(d: Deployment) -> Iterator[Finding]:
+    if d.group is not None:
+        yield d.group
+
+
+def capabilities(d: Deployment) -> Iterator[Finding]:
+    mode, transport = d.config.update_weight_mode, d.config.update_weight_transport
+    for engine in d.answering:
+        lacks = _lacks(d.config, engine)
+        if lacks:
+            yield failed(lacks, engine.name)
+        elif engine.ours:
+            how = {"disk": "prepare and activate", "group": "broadcast", "tensor": "shared memory"}
+            yield proved(f"{mode} by {transport}: {how.get(transport, transport)}", engine.name)
+        elif engine.info.get("version") == CHECKED_SGLANG:
+            yield proved(f"{mode} by {transport}, as SGLang {CHECKED_SGLANG} does", engine.name)
+        else:
+            yield unknown(f"{mode} by {transport}: it does not say which ways it has", engine.name)
+
+
+def _lacks(c: RunConfig, engine: EngineFacts) -> str:
+    """Why the engine can't take what the run sends; empty: it can, or it is not known."""
+    if c.update_weight_mode == "delta":
+        needed = DELTA_FORMATS[c.update_weight_transport]
+        if needed not in (engine.info.get("delta_formats") or ()):
+            return (
+                f"applies no deltas by {c.update_weight_transport} ({needed} is not among its delta_formats)"
+            )
+        if engine.info.get("quantization") not in (None, "none"):
+            return f"holds {engine.info['quantization']} weights, to which no delta is relative"
+    if c.update_weight_transport in ("tensor", "checkpoint-engine") and not engine.near:
+        return f"{c.update_weight_transport} moves memory of one host, and this address is of another"
+    if c.update_weight_transport == "checkpoint-engine" and engine.info.get("device") != "cuda":
+        return "checkpoint-engine receives on CUDA devices only"
+    return ""
+
+
+def devices(d: Deployment) -> Iterator[Finding]:
+    c = d.config
+    cuda = [plan for plan in d.plans if plan.program is Program.SGLANG and c.sglang_device == "cuda"]
+    needed = sum(plan.ranks for plan in cuda)
+    if needed:
+        seen = f"{len(cuda)} engines need {needed} CUDA devices, {d.here.devices} are here"
+        yield proved(seen) if needed <= d.here.devices else failed(seen)
+    else:
+        yield proved("no engine that the run starts needs a device")
+
+
+def sglang_program(d: Deployment) -> Iterator[Finding]:
+    yield from d.here.sglang
+
+
+def fault_tolerance(d: Deployment) -> Iterator[Finding]:
+    c = d.config
+    watch = (
+        f"every {c.rollout_health_check_interval:g} s, a probe within {c.rollout_health_check_timeout:g} s"
+    )
+    if d.engines:
+        yield proved(
+            f"watched {watch}, fenced when they fail, their requests go on elsewhere; never started again",
+            f"{len(d.engines)} engines of somebody else",
+        )
+    elif c.use_fault_tolerance:
+        yield proved(f"watched {watch}, started again up to {c.restarts} times in 10 minutes", "engines")
+    else:
+        yield proved(f"watched {watch}; one that ends ends the run (no --use-fault-tolerance)", "engines")
+    yield proved(
+        "never started again: the same command goes on from the last checkpoint", "trainer and controller"
+    )
+
+
+def _size(count: int) -> str:
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+CHECKS = (
+    Check("options", OPTIONS_CLAIM, options, ""),
+    Check("proxies", "no proxy comes between this run and its engines", proxies, ""),
+    Check(
+        "model",
+        "the checkpoint is here and whole",
+        model,
+        "fetch it first: `turnout model fetch`, or give a folder",
+    ),
+    Check(
+        "addresses",
+        "every engine's address is reachable from here",
+        addresses,
+        "start the engine, open its port to this host, or mend --rollout-external-engine-addrs",
+    ),
+    Check(
+        "engine program", "a program and version that is known here", programs, f"use SGLang {CHECKED_SGLANG}"
+    ),
+    Check(
+        "engine model",
+        "every engine serves the run's model",
+        models_match,
+        "start the engine with the checkpoint of --hf-checkpoint",
+    ),
+    Check(
+        "engine dtype",
+        "engines and trainer compute in one dtype",
+        dtypes,
+        "start the engine with --dtype of the run",
+    ),
+    Check(
+        "worker types",
+        "engines are whole, or prefill with a bootstrap port and decode",
+        worker_types,
+        "start prefill engines with --disaggregation-bootstrap-port, and both halves",
+    ),
+    Check(
+        "weight directory",
+        "versions can be written to --update-weight-disk-dir",
+        directory_writable,
+        "mount it for writing on this host, or give another folder",
+    ),
+    Check(
+        "shared directory",
+        "engines see the same --update-weight-disk-dir",
+        directory_shared,
+        "mount the same file system at the same path on the engine's host (and name it in its --allowed-root)",
+    ),
+    Check(
+        "disk space",
+        "the store of versions fits",
+        disk_space,
+        "free some, give another --update-weight-disk-dir, or keep fewer versions",
+    ),
+    Check(
+        "process group",
+        "trainer and engines come together in one group",
+        group,
+        "open the ports between the hosts, or use --update-weight-transport disk",
+    ),
+    Check(
+        "update path",
+        "every engine has the chosen way of updates",
+        capabilities,
+        "use --update-weight-mode full --update-weight-transport disk, or a follower beside the engine",
+    ),
+    Check(
+        "devices",
+        "there are as many devices as are needed",
+        devices,
+        "use fewer engines, or a larger machine",
+    ),
+    Check("SGLang", "the program that the run starts is there", sglang_program, "give --sglang-python"),
+    Check("fault tolerance", "what is watched, and what is never started again", fault_tolerance, ""),
+)
