@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 
 
 class WindowBuffer:
@@ -39,6 +39,10 @@ class WindowBuffer:
     def complete_keys(self) -> list[str]:
         """The complete groups in the order in which they were admitted."""
         return [key for _, key in self._complete]
+
+    def oldest(self, count: int) -> list[str]:
+        """The first `count` that are not complete: no younger one is in the way of so many that are."""
+        return nsmallest(count, self._waiting, key=self._waiting.__getitem__)
 
     def admit(self, key: str, place: int) -> None:
         """A group begins; another attempt than this had the place, if any."""

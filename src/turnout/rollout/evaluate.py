@@ -22,6 +22,7 @@ from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError, Versi
 from turnout.core.ports import Clock
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, Prompt, Trajectory
+from turnout.core.waits import EVALUATE
 from turnout.placement.tasks import together
 from turnout.rollout.book import samples_digest
 from turnout.rollout.rewards import Reward, RewardRunner
@@ -162,7 +163,8 @@ async def evaluate(means: EvalMeans, data: EvalSet, version: str) -> EvalPoint |
         if not isinstance(made, Trajectory) or made.finish is Finish.ABORT:
             text = made.text if isinstance(made, Trajectory) else ""
             return EvalSample(prompt, text, None, 0), made if isinstance(made, str) else None
-        scored = await rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
+        with rewards.waited(means.generator.waits.of(EVALUATE)):
+            scored = await rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         return EvalSample(prompt, made.text, scored.value, len(made.response_ids)), made
 
     results = await together(one(i, prompt, member) for i, (prompt, member) in enumerate(jobs))

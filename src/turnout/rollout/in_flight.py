@@ -28,6 +28,11 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._tasks) + len(self._ends)
 
+    @property
+    def keys(self) -> list[str]:
+        """Of those that are being made, in the order in which they began."""
+        return list(self._tasks)
+
     def begin(self, group: RolloutGroup, make: Callable[[Cut], Coroutine[Any, Any, RolloutGroup]]) -> None:
         cut = Cut()
         task = asyncio.ensure_future(make(cut))

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 from turnout.core.errors import InvariantBroken, RunStopped
 from turnout.core.types import RolloutGroup
+from turnout.core.waits import ENGINES, UPDATE, Wait
 from turnout.rollout.demand import Demand
 from turnout.rollout.filters import BEST_OF_OTHERS
 from turnout.rollout.group_machine import GroupState
@@ -205,6 +207,18 @@ class RolloutPool:
         self._news.clear()
         left = max(0.001, end - self._ports.clock.now())
         await self._ports.clock.within(left, f"{what} ({self._told()})", self._news.wait())
+
+    def waits(self, who: str, since: float) -> Iterator[Wait]:
+        """What the batch of the step, or a drain, waits for: groups, a commit that frees their slots, or engines
+        that may be given more."""
+        making = set(self._workers.keys)
+        needed = self._open.order.oldest(self.plan.per_step + self.plan.window - 1)
+        for key in making.intersection(needed) or making:
+            yield Wait(who, f"group {key}", "it to be complete", since)
+        if not making and self._ports.updating():
+            yield Wait(who, UPDATE, f"a commit ({self._told()})", since)
+        elif not making:
+            yield Wait(who, ENGINES, f"one that groups may be given to ({self._told()})", since)
 
     async def drain(self) -> None:
         """Waits until nothing is in flight and nothing can be admitted. With over-sampling beside training: until

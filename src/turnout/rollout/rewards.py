@@ -28,6 +28,7 @@ import numpy as np
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.imports import load_function
 from turnout.core.ports import Clock
+from turnout.core.waits import Wait, Waiting
 from turnout.rollout.builtin_rewards import BUILTIN
 from turnout.rollout.deadlines import Deadlines
 from turnout.rollout.reward_threads import CallThreads
@@ -98,6 +99,11 @@ class RewardRunner:
     def of(self, reward: Reward | None) -> RewardRunner:
         """Another reward under the same limits; this one where None is given."""
         return self if reward is None else RewardRunner(reward, self._clock, self._deadline_s, self._workers)
+
+    def waited(self, waits: Waiting) -> Wait:
+        """Who waits for a call of the reward, while the block runs."""
+        name = getattr(self._reward, "__qualname__", type(self._reward).__qualname__)
+        return waits(f"reward {self._reward.__module__}:{name}", "its score", self._deadline_s)
 
     @property
     def left_behind(self) -> int:

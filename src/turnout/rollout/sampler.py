@@ -20,6 +20,7 @@ from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, Versio
 from turnout.core.ports import Clock
 from turnout.core.rng import IdSource, random_id
 from turnout.core.types import Finish, Prompt, Trajectory, but
+from turnout.core.waits import ENGINES, PLACES, UPDATE, Wait, Waiting, unregistered
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.rollout.draft import Desk, Draft, Journal, Pace
 from turnout.rollout.line import Line, endless
@@ -28,6 +29,7 @@ from turnout.serving.client import EngineClient
 from turnout.weights.routing import Standing
 
 BUSY_PAUSE_S = 0.2
+MOVED_S = 1.0
 GONE_S = 2.0
 TRIES_MAX = 3
 T = TypeVar("T")
@@ -113,7 +115,7 @@ def _nobody(_draft: Draft) -> None:
 @dataclass(frozen=True)
 class Ask:
     """One sample: what exists of it (its seed is there), whose turn it is (its group's ordinal, by which
-    it gets an engine and a place), who keeps its tokens, what cuts it."""
+    it gets an engine and a place), who keeps its tokens, what cuts it, where its waits are registered."""
 
     prompt: Prompt
     plan: SamplingPlan
@@ -121,6 +123,7 @@ class Ask:
     turn: int
     journal: Journal = _nobody
     cut: Cut = field(default_factory=Cut)
+    waits: Waiting = unregistered
 
 
 class Sampler:
@@ -145,17 +148,19 @@ class Sampler:
         EngineError; EngineDead where an engine is gone and nobody fences it."""
         desk = Desk(ask.journal, self._routes.standing, self._clock, self._pace)
         draft = Draft(ask.begun, desk, ask.plan.mask_kv_mixed)
-        finish = None if ask.cut.made else await ask.cut.under(self._made(ask, draft))
+        with ask.waits(ENGINES, "an engine", ask.plan.deadline_s) as wait:
+            finish = None if ask.cut.made else await ask.cut.under(self._made(ask, draft, wait))
         if finish is None or finish is Finish.ABORT:
             draft.drop_unsure()
             return draft.trajectory(Finish.ABORT, "")
         return draft.trajectory(finish, self.decoder.decode(draft.ids, skip_special_tokens=True))
 
-    async def _made(self, ask: Ask, draft: Draft) -> Finish:
-        """Asks engines until the sample has ended; ABORT after too many requests that brought nothing."""
+    async def _made(self, ask: Ask, draft: Draft, wait: Wait) -> Finish:
+        """Asks engines until the sample has ended; ABORT after too many requests that brought nothing. `wait` says
+        what for, and moves with every token."""
         end = self._clock.now() + ask.plan.deadline_s
         if ask.plan.mask_offpolicy and draft.ids:
-            draft.mask_old((await self._engine(ask, None, end)).version)
+            draft.mask_old((await self._engine(ask, None, wait, end)).version)
         engine: EngineClient | None = None
         barren = 0
         while True:
@@ -168,8 +173,8 @@ class Sampler:
                     return finish  # else some were void: on from the rest
             before, dead = len(draft.ids), None
             try:
-                async with self._place(ask, engine, end) as engine:
-                    finish = await self._asked(engine, ask, draft, end)
+                async with self._place(ask, engine, wait, end) as engine:
+                    finish = await self._asked(engine, ask, draft, wait, end)
             except EngineDead as fault:
                 finish, dead = Finish.ABORT, fault
                 assert engine is not None
@@ -192,20 +197,26 @@ class Sampler:
                 return finish
 
     @contextlib.asynccontextmanager
-    async def _place(self, ask: Ask, last: EngineClient | None, end: float) -> AsyncIterator[EngineClient]:
+    async def _place(
+        self, ask: Ask, last: EngineClient | None, wait: Wait, end: float
+    ) -> AsyncIterator[EngineClient]:
         """One request's place on an engine, for the block."""
+        wait.on, wait.what, began = PLACES, "room", self._clock.now()
         try:
             await self._line.enter(ask.turn, self._clock, end)
         except DeadlineExceeded as late:
             raise EngineBusy("none", "rollout", "none", str(late)) from late
+        if self._clock.now() - began > MOVED_S:  # its turn has come: not so where it is only sent again
+            wait.since = self._clock.now()
         try:
-            engine = await self._engine(ask, last, end)
+            engine = await self._engine(ask, last, wait, end)
+            wait.on, wait.what = f"engine {engine.engine_id}", "a token"
             with self._line.sent(ask.turn, engine.engine_id):
                 yield engine
         finally:
             self._line.leave()
 
-    async def _engine(self, ask: Ask, last: EngineClient | None, end: float) -> EngineClient:
+    async def _engine(self, ask: Ask, last: EngineClient | None, wait: Wait, end: float) -> EngineClient:
         """The engine for the next request after one to `last`, waited for while an update leaves none to be asked.
         For a sample of one version only there is nothing to wait for: raises VersionUnmet."""
         while True:
@@ -214,6 +225,7 @@ class Sampler:
             except WeightError as fault:
                 if ask.plan.version:
                     raise VersionUnmet("none", "none", "", str(fault)) from fault
+                wait.on, wait.what = ENGINES, str(fault)
                 if not await self._changed(end):
                     raise EngineBusy("none", "rollout", "none", str(fault)) from fault
 
@@ -228,7 +240,7 @@ class Sampler:
             return False
         return True
 
-    async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, end: float) -> Finish:
+    async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, wait: Wait, end: float) -> Finish:
         """One request for what is missing; tried again while the engine is busy."""
         plan, made = ask.plan, len(draft.ids)
         params = but(
@@ -243,21 +255,24 @@ class Sampler:
         request = GenerateRequest(self._ids(), ids, params, extra_key=key)
         while True:
             try:
-                return await self._streamed(engine, request, draft, end)
+                return await self._streamed(engine, request, draft, wait, end)
             except EngineBusy:
                 if self._clock.now() + BUSY_PAUSE_S >= end:
                     raise
+                wait.what = "a token: it says that it is busy"
                 await self._clock.sleep(BUSY_PAUSE_S)
 
     async def _streamed(
-        self, engine: EngineClient, request: GenerateRequest, draft: Draft, end: float
+        self, engine: EngineClient, request: GenerateRequest, draft: Draft, wait: Wait, end: float
     ) -> Finish:
         """Takes over what one request makes; how the response ended, ABORT where it did not."""
         seam, stops = len(draft.ids), request.params.stop
         stream = engine.generate_stream(request, max(0.001, end - self._clock.now()))
         async with contextlib.aclosing(stream):
             async for item in stream:
+                wait.since = self._clock.now()
                 if isinstance(item, GenerateReply):
+                    wait.on, wait.what = UPDATE, "its version to be committed"
                     return await self._ended(item.finish, draft, end)
                 since = len(draft.ids)
                 draft.extend(item, engine.engine_id)

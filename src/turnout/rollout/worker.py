@@ -16,6 +16,7 @@ from typing import Protocol
 from turnout.core.errors import EngineDead, EngineError, EngineRefused
 from turnout.core.rng import SeedTree
 from turnout.core.types import Prompt, RolloutGroup, Trajectory, but
+from turnout.core.waits import EVALUATE, Waiting, Waits
 from turnout.placement.tasks import together
 from turnout.rollout.draft import Draft
 from turnout.rollout.rewards import RewardRunner
@@ -49,10 +50,12 @@ class Forgotten:
 
 
 class Generator:
-    """Makes groups on the engines of `sampler`, which take them in turn."""
+    """Makes groups on the engines of `sampler`, which take them in turn. `waits`: where it registers what they wait
+    for (None: nobody asks)."""
 
-    def __init__(self, sampler: Sampler, rewards: RewardRunner) -> None:
+    def __init__(self, sampler: Sampler, rewards: RewardRunner, waits: Waits | None = None) -> None:
         self.sampler, self._rewards = sampler, rewards
+        self.waits = Waits(lambda: 0.0) if waits is None else waits
 
     async def group(
         self,
@@ -69,13 +72,14 @@ class Generator:
         keep = Forgotten() if members is None else members
         cut = Cut() if cut is None else cut
         known = {made.seed: made for made in group.trajectories}
-        asks = []
+        asks, waits = [], self.waits.of(f"group {group.group_id}")
         for member in range(plan.samples):
             seed = node.child(member).seed
             begun = known[seed] if seed in known else Trajectory.unbegun(seed)
-            asks.append(Ask(group.prompt, plan, begun, group.ordinal, partial(keep.tokens, member), cut))
+            journal = partial(keep.tokens, member)
+            asks.append(Ask(group.prompt, plan, begun, group.ordinal, journal, cut, waits))
         made = await together(self._member(member, ask, keep) for member, ask in enumerate(asks))
-        made = await self._scored_together(group.prompt, made, keep)
+        made = await self._scored_together(group.prompt, made, keep, waits)
         kept = tuple(t for t in made if isinstance(t, Trajectory))
         if len(kept) < plan.min_group:
             reasons = sorted({str(t) for t in made if not isinstance(t, Trajectory)})
@@ -84,7 +88,8 @@ class Generator:
 
     async def sample(self, prompt: Prompt, plan: SamplingPlan, seed: int, turn: int) -> Trajectory:
         """One unscored trajectory; `turn` chooses the engine that is asked first."""
-        return await self.sampler.sample(Ask(prompt, plan, Trajectory.unbegun(seed), turn))
+        waits = self.waits.of(EVALUATE)
+        return await self.sampler.sample(Ask(prompt, plan, Trajectory.unbegun(seed), turn, waits=waits))
 
     async def _member(self, member: int, ask: Ask, keep: Members) -> Trajectory | str:
         """A scored trajectory, a partial one where it was cut, or why there is none."""
@@ -106,7 +111,8 @@ class Generator:
             keep.ended(member, made)
             return made
         prompt = ask.prompt
-        scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
+        with self._rewards.waited(ask.waits):
+            scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
         if scored.value is None:
             return f"unscored: {scored.why}"
         made = but(made, reward=scored.value)
@@ -114,14 +120,15 @@ class Generator:
         return made
 
     async def _scored_together(
-        self, prompt: Prompt, made: list[Trajectory | str], keep: Members
+        self, prompt: Prompt, made: list[Trajectory | str], keep: Members, waits: Waiting
     ) -> list[Trajectory | str]:
         """The members of a group that is scored as a whole: once all of them have ended."""
         ended = [one for one in made if isinstance(one, Trajectory) and not one.partial]
         if not self._rewards.whole or len(ended) < len(made) or all(one.reward is not None for one in ended):
             return made
         texts = [one.text for one in ended]
-        scores = await self._rewards.score_group(prompt.text, texts, prompt.label, prompt.metadata)
+        with self._rewards.waited(waits):
+            scores = await self._rewards.score_group(prompt.text, texts, prompt.label, prompt.metadata)
         scored: list[Trajectory | str] = []
         for member, (one, score) in enumerate(zip(ended, scores)):
             if score.value is None:

@@ -37,6 +37,11 @@ class Workers:
         return len(self._running)
 
     @property
+    def keys(self) -> list[str]:
+        """The groups that are being made."""
+        return self._running.keys
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is in flight though something might be."""
         return not self._running and self.fault is None and not self.held and self._may_start()

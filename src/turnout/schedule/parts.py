@@ -129,6 +129,7 @@ class TrainerThread:
         self._clock, self._deadline_s = clock, deadline_s
         self._thread = ThreadPoolExecutor(1, "trainer")
         self._backend: TrainBackend | None = None
+        self.doing: tuple[str, float] | None = None  # what, since when
 
     async def start(self, settings: TrainerSettings) -> None:
         self._backend = await self._run("the trainer to load", lambda: make_backend(settings))
@@ -156,7 +157,11 @@ class TrainerThread:
 
     async def _run(self, what: str, work: Callable[[], T]) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        return await self._clock.within(self._deadline_s, what, future)
+        self.doing = what, self._clock.now()
+        try:
+            return await self._clock.within(self._deadline_s, what, future)
+        finally:
+            self.doing = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Which phase the run is in, and how long each took. Errors name the phase; metrics get the seconds.
 
-What goes on beside the loop has its seconds too, and no part in `current`."""
+What goes on beside the loop has its seconds too, and no part in `current`. Whoever goes through a phase waits for it
+(turnout.core.waits): the run, or the update beside it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from turnout.core.ports import Clock
+from turnout.core.waits import RUN, UPDATE, Waits
 
 
 @dataclass
@@ -19,25 +21,32 @@ class Span:
 
 
 class Phases:
-    """Phases do not nest. `current` keeps the name of the last one between phases."""
+    """Phases do not nest. `current` keeps the name of the last one between phases; `waits` are those of the run."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.current = "start"
+        self.waits = Waits(clock.now)
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Span]:
         self.current = name
-        with self.beside(name) as span:
+        with self._passed(RUN, name) as span:
             yield span
 
     @contextmanager
     def beside(self, name: str) -> Iterator[Span]:
-        """A phase of something that goes on beside the loop."""
+        """A phase of the update, which goes on beside the loop."""
+        with self._passed(UPDATE, name) as span:
+            yield span
+
+    @contextmanager
+    def _passed(self, who: str, name: str) -> Iterator[Span]:
         span, started = Span(), self._clock.now()
         try:
-            yield span
+            with self.waits(who, name, "its end"):
+                yield span
         finally:
             span.seconds = self._clock.now() - started
             self.seconds[name] = self.seconds.get(name, 0.0) + span.seconds

@@ -17,6 +17,7 @@ from typing import Protocol
 from turnout.core.errors import DeadlineExceeded, EngineError, InvariantBroken, TurnoutError, WeightError
 from turnout.core.ports import Clock
 from turnout.core.version import WeightVersion
+from turnout.core.waits import EVALUATE, UPDATE
 from turnout.placement.tasks import first
 from turnout.schedule.lag import LagGate
 from turnout.schedule.phases import Phases
@@ -220,7 +221,8 @@ class Updates:
         around = self._around
         began = around.clock.now()
         try:
-            await around.pinned.settled()
+            with around.phases.waits(UPDATE, EVALUATE, "the end of its requests"):
+                await around.pinned.settled()
             if self._schedule.drain:
                 with around.phases.beside("drain"):
                     await self._drained(update)

@@ -71,6 +71,7 @@ class EngineClient:
         self.plan = EnginePlan(engine_id)
         self.holds: Held | None = None
         self.stock: StockEngine | None = None
+        self.pending: dict[str, float] = {}  # by path, since when a control call is not answered
         self._clock, self._access = clock, access
         self._session: aiohttp.ClientSession | None = None
 
@@ -213,8 +214,12 @@ class EngineClient:
         if data is not None and phase != "rollout" and len(data) > CONTROL_BODY_BYTES_MAX:
             raise ValueError(f"{path}: a control body of {len(data)} bytes; tensors never travel in these")
         what = f"engine {self.engine_id} to answer {path}"
-        with self._faults(path, phase):
-            status, text = await self._clock.within(deadline_s, what, self._exchange(path, data))
+        self.pending[path] = self._clock.now()
+        try:
+            with self._faults(path, phase):
+                status, text = await self._clock.within(deadline_s, what, self._exchange(path, data))
+        finally:
+            self.pending.pop(path, None)
         if status != 200:
             raise self._refusal(status, text, path, phase)
         try:
