@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from turnout import __version__
-from turnout.core.errors import TurnoutError
+from turnout.core.errors import TurnoutError, told
 
 INTERRUPTED = 130
 USAGE = 2
@@ -46,6 +46,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command(
         "Runs", "tell what became of a run's groups, by its ledger", "turnout.cli.inspect:command"
     ),
+    "doctor": Command("Runs", "tell what a run waits for, and why", "turnout.cli.doctor:command"),
     "serve": Command("Engines", "serve a model over SGLang's HTTP API", "turnout.cli.serve:command"),
     "bench": Command("Engines", "prove that an engine keeps its promises", "turnout.cli.bench:command"),
     "model": Command(
@@ -88,7 +89,7 @@ def _run(command: Command, rest: list[str]) -> int:
     except TurnoutError as error:
         if debug:
             raise
-        print(f"turnout: {error}", file=sys.stderr)
+        print(f"turnout: {told(error)}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:  # the reader has gone, as in `turnout train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -66,7 +66,7 @@ async def _run(session: object, inputs: object, config: RunConfig, paths: RunPat
     try:
         await task
     except RunStopped as end:
-        print(f"turnout: {end}; the same command goes on with it", file=sys.stderr)
+        print(f"turnout: {told(end)}; the same command goes on with it", file=sys.stderr)
         return 0 if session.outcome.status == "paused" else TERMINATED
     except asyncio.CancelledError:
         print("turnout: terminated", file=sys.stderr)

@@ -55,6 +55,11 @@ class RunPaths:
         return self.root / "summary.json"
 
     @property
+    def waits(self) -> Path:
+        """What the run waits for (turnout.schedule.stall_watch)."""
+        return self.root / "waits.json"
+
+    @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 

@@ -19,6 +19,7 @@ TurnoutError (1)
 +-- LedgerError (8)            the ledger can't be written: disk full, input/output error
 |   +-- OwnerLost              a later incarnation of the run writes it: this process stops
 +-- RunStopped (143)           asked to stop: a signal, --max-wall-time
+|   +-- RunCut                 had not stopped when its grace was over
 +-- IllegalTransition (70)     a machine got an event its state does not allow; nothing changed
 +-- InvariantBroken (70)       the program contradicts its own promises
 """
@@ -48,6 +49,11 @@ class TurnoutError(Exception):
     """Root of all errors raised on purpose."""
 
     exit_status: ClassVar[int] = 1
+
+
+def told(error: TurnoutError) -> str:
+    """The error and its notes, on one line: what it was, and what was waited for then."""
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 class UserError(TurnoutError):
@@ -154,6 +160,10 @@ class RunStopped(TurnoutError):
     """The run was asked to stop before its end, and has; a resume goes on with it."""
 
     exit_status = 143  # as of a process that SIGTERM ended
+
+
+class RunCut(RunStopped):
+    """It was cut off where it was: what it waited for did not end within --grace-s."""
 
 
 class IllegalTransition(TurnoutError):

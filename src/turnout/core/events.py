@@ -206,6 +206,15 @@ class EvalSkipped(Event):
 
 
 @dataclass(frozen=True)
+class RunStalled(Event):
+    """The root of what the run waits for (turnout.core.waits) has not moved for so long. Told once for each."""
+
+    line: str
+    root: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class RunEnded(Event):
     status: str
     reason: str

@@ -2,10 +2,10 @@
 
     run -> rollout -> group g00000012a00 -> engine engine-1: a token, for 31 s of at most 600 s
 
-A wait is an edge between two names; who waits for several waits for all of them, but for the names in ANY, which the
-first of several frees. `since` is when what is waited for moved last: a request that gets tokens moves, one that is
-sent again and again does not. Promises: an entry costs no more than a dictionary's, and nothing per token; a chain
-ends where nothing that is waited for waits itself, or goes round in a circle, which it says.
+A wait is an edge between two names; who waits for several waits for all of them, but for the names in ANY, which
+the first of several frees. `since` is when what is waited for moved last: a request with new tokens moves, one
+that is sent again and again does not. Promises: an entry costs a dictionary's, and nothing per token; a
+chain ends where nothing that is waited for waits itself, or goes round in a circle, which it says.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class Chain:
         most = "" if root.until == inf else f" of at most {max(0.0, root.until - root.since):.0f} s"
         more = (facts or {}).get(root.on, "")
         circle = ", which waits for this: a circle" if self.circle else ""
-        return f"{names}: {root.what}, for {now - root.since:.0f} s{most}{circle}{f' ({more})' if more else ''}"
+        return (
+            f"{names}: {root.what}, for {now - root.since:.0f} s{most}{circle}{f' ({more})' if more else ''}"
+        )
 
     def to_json(self, now: float) -> list[dict[str, Any]]:
         """One row per wait; `limit_s` counts from where it moved last, None where it has none."""

@@ -43,7 +43,7 @@ def render(view: RunView, width: int, ascii_only: bool = False) -> RenderableTyp
         (" turnout ", "bold"), ("· " if not ascii_only else "- ", "dim"), (f"{view.run_name} ", "cyan")
     )
     return Frame(
-        Group(_progress(view, inner, ascii_only), Text(), body),
+        Group(_progress(view, inner, ascii_only), _waits(view), body),
         title=title,
         title_align="left",
         box=box.ASCII if ascii_only else box.ROUNDED,
@@ -70,6 +70,11 @@ def _progress(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     bar = Text.assemble((full * done, "green"), (rest * (room - done), "dim"))
     row.add_row(left, bar, right)
     return row
+
+
+def _waits(view: RunView) -> RenderableType:
+    """Who waits for whom: the end of the line is its root, so that the start of a long one goes."""
+    return Text(view.waits, "bold red" if view.stalled else "dim")
 
 
 def _curves(view: RunView, width: int, ascii_only: bool) -> RenderableType:

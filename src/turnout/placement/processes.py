@@ -24,6 +24,7 @@ POOL_ENVIRONMENT = {"GOMP_SPINCOUNT": "100000", "TOKENIZERS_PARALLELISM": "false
 # Python's defaults look 10,000 samples in flight through again and again: a fifth of a controller's time and more.
 # What a sample leaves is gone by its reference counts; cycles come from errors and ends, which are few.
 COLLECTOR = (50_000, 20, 100)
+ODD_STATES = {"T": "is stopped (SIGSTOP)", "t": "is being traced", "Z": "has ended", "D": "waits for a disk"}
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
 
 
@@ -40,6 +41,14 @@ def settle_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR)
+
+
+def process_state(pid: int | None) -> str:
+    """The letter of a process's state (proc(5)) on this host; empty where it is gone, or there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 class ChildProcess:

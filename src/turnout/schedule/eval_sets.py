@@ -71,7 +71,9 @@ def make_evaluations(
         return updater.fleet.routable(VersionConstraint(current()[0].label, exact=True))
 
     generator = Generator(
-        Sampler(Routes(pinned, changed=updater.fleet.changed), decoder, world.clock, world.ids), rewards
+        Sampler(Routes(pinned, changed=updater.fleet.changed), decoder, world.clock, world.ids),
+        rewards,
+        world.phases.waits,
     )
     return EvalRuns(plan, EvalMeans(generator, rewards, SeedTree(*EVAL_SEEDS)), world, current)
 

@@ -45,6 +45,7 @@ from turnout.schedule.resume_ledger import returning_groups
 from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import Around, RunEngines
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
+from turnout.schedule.stall_watch import Parties
 from turnout.schedule.weight_plane import (
     Origin,
     check_engines,
@@ -56,7 +57,9 @@ from turnout.serving.client import EngineClient
 from turnout.serving.launcher import Engine, launch
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
+from turnout.transfer.transport import Transport
 from turnout.transfer.updater import Updater
+from turnout.weights.store import WeightStore
 
 TICK_S = 0.5
 
@@ -110,11 +113,12 @@ class Incarnation:
         self._run, self._engines, self._phases, self.outcome, self._stop = run, engines, phases, outcome, stop
         self.config, self.paths, self._beginning = run.config, run.paths, run.beginning
         self._clock, self._files = run.clock, run.files
+        self.parties = Parties(phases, lambda: engines.updated, engines.facts)
 
     async def train(self, inputs: RunInputs, written: Written) -> None:
         """Starts engines and trainer, and trains to the end of the run; engines may be left running."""
         config, events, book, reporter = self.config, written.events, written.book, written.reporter
-        trainer = TrainerThread(self._clock, config.train_step_timeout_s)
+        trainer = self.parties.trainer = TrainerThread(self._clock, config.train_step_timeout_s)
         try:
             await self._start(inputs, trainer)
             clients = self._engines.updated
@@ -122,13 +126,13 @@ class Incarnation:
             await check_engines(config, clients)
             incarnation = self._beginning.incarnation
             origin = Origin(trainer, inputs.model, incarnation, self._beginning.start)
-            transport, base = await open_plane(config, store, self._clock, origin, self._run.run_id)
+            transport, base = await self._opened(store, origin)
             published = Publications(events, book.ledger)
             published.expect(base, 0)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
             rewards = wiring.reward_runner(config, self._clock)
-            generator = Generator(self._sampler(updater, inputs), rewards)
+            generator = Generator(self._sampler(updater, inputs), rewards, self._phases.waits)
             around = EvalWorld(store.keep, events, self._phases, self._clock)
             evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
             evals.restore(written.points, standing_versions(book.ledger.versions(), self._beginning.step))
@@ -140,6 +144,7 @@ class Incarnation:
             parts = generator, trainer, weights, evals, checkpoints, reporter, self._phases
             world = World(self._clock, events, inputs.source, *parts)
             plane = ControlPlane(config, world, book, inputs.steps)
+            self.parties.pool = plane.pool
             if self.paths.resumed:
                 reporter.restore(read_metrics(self.paths.metrics), evals.rows())
                 self.outcome.seconds_training = sum(reporter.curves.seconds)
@@ -165,10 +170,11 @@ class Incarnation:
         trainer, reporter, evals = world.trainer, world.reporter, world.evaluations
         assert isinstance(trainer, TrainerThread) and isinstance(reporter, RunReporter)
         assert isinstance(evals, EvalRuns)
-        expected = await updater.checksums(trainer.export, self.config.train_step_timeout_s)
-        await updater.adopt(base, ATTEST_DEADLINE_S, expected)
+        with self._phases("start"):
+            expected = await updater.checksums(trainer.export, self.config.train_step_timeout_s)
+            await updater.adopt(base, ATTEST_DEADLINE_S, expected)
+            await load_weights(self._beginning, trainer)
         first = self._beginning.step
-        await load_weights(self._beginning, trainer)
         if self.paths.resumed:
             interval, policy = self.config.update_weights_interval, Fate(self.config.on_resume)
             plane.restore(returning_groups(plane.book, world.source.prompt, first, interval, policy), first)
@@ -210,10 +216,15 @@ class Incarnation:
         self.paths.weights.mkdir(parents=True, exist_ok=True)
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
         jobs = [trainer.start(settings), *map(self._engines.start, roster(config))]
-        results = await asyncio.gather(*jobs, return_exceptions=True)
+        with self._phases("start"):
+            results = await asyncio.gather(*jobs, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _opened(self, store: WeightStore, origin: Origin) -> tuple[Transport, WeightVersion]:
+        with self._phases("start"):
+            return await open_plane(self.config, store, self._clock, origin, self._run.run_id)
 
     def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
         routes = wiring.routes(self.config, updater.fleet)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
-from turnout.core.errors import DeadlineExceeded, RunStopped
+from turnout.core.errors import DeadlineExceeded, RunCut
 from turnout.core.ports import Clock
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import LEASE_S
@@ -46,7 +46,7 @@ class RunLimits:
         await self._event.wait()
 
     async def within(self, work: Coroutine[object, object, None], ledger: Ledger) -> None:
-        """Runs `work` within the limits; raises RunStopped where it was cut off."""
+        """Runs `work` within the limits; raises RunCut where it was cut off."""
         main = asyncio.ensure_future(work)
         grace = asyncio.ensure_future(self._grace(main))
         beside = [grace, asyncio.ensure_future(self._size()), asyncio.ensure_future(self._renew(ledger))]
@@ -54,7 +54,7 @@ class RunLimits:
             await main
         except asyncio.CancelledError:
             if grace.done():
-                raise RunStopped(f"{self._reason}: cut off after {self._config.grace_s:g} s") from None
+                raise RunCut(f"{self._reason}: cut off after {self._config.grace_s:g} s") from None
             raise
         finally:
             for task in beside:

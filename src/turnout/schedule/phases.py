@@ -1,6 +1,6 @@
 """Which phase the run is in, and how long each took. Errors name the phase; metrics get the seconds.
 
-What goes on beside the loop has its seconds too, and no part in `current`. Whoever goes through a phase waits for it
+What goes on beside the loop has its seconds too, and no part in `current`. Who goes through a phase waits for it
 (turnout.core.waits): the run, or the update beside it."""
 
 from __future__ import annotations

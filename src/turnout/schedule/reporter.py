@@ -72,6 +72,10 @@ class RunReporter:
         self._started, self._step_started = clock.now(), clock.now()
         self._view = RunView("")
         self._told_evals = 0
+        self.waits: Callable[[], tuple[str, bool]] = lambda: (
+            "",
+            False,
+        )  # the line, and whether it is a stall
 
     def open(self, run_name: str, steps: int | None, sources: Sources) -> None:
         """Begins to draw; the clock of the first step starts with `step_begins`."""
@@ -145,7 +149,7 @@ class RunReporter:
 
     def tick(self) -> None:
         """Draws what is known now; also called once at the end of a run."""
-        evals = self._tell_evals()
+        evals, (waits, stalled) = self._tell_evals(), self.waits()
         self._panel.update(
             RunView(
                 **{
@@ -154,6 +158,8 @@ class RunReporter:
                     "rewards": tuple(self.curves.rewards),
                     "evals": evals,
                     "engines": self._sources.engines(),
+                    "waits": waits,
+                    "stalled": stalled,
                     "seconds_elapsed": self._clock.now() - self._started,
                 }
             )

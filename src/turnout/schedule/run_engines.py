@@ -16,7 +16,9 @@ from typing import Any
 from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, EngineError, EngineRefused
 from turnout.core.events import EngineReady
 from turnout.core.ports import Clock, EventSink
+from turnout.core.waits import ENGINES, Waits
 from turnout.observe.run_view import EngineView
+from turnout.placement.processes import ODD_STATES, process_state
 from turnout.placement.tasks import first
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
@@ -65,17 +67,18 @@ class RunEngines:
     by their ids, in the order in which they were first asked for."""
 
     def __init__(
-        self, start: Callable[[EnginePlan], Awaitable[Engine]], events: EventSink, clock: Clock
+        self, start: Callable[[EnginePlan], Awaitable[Engine]], events: EventSink, clock: Clock, waits: Waits
     ) -> None:
-        self._start, self._events, self._clock = start, events, clock
+        self._start, self._events, self._clock, self._waits = start, events, clock, waits
         self._plans: dict[str, EnginePlan] = {}
         self._engines: dict[str, Engine] = {}
         self._health: dict[str, Health] = {}
 
     @property
     def updated(self) -> list[EngineClient]:
-        """The engines that weight updates go to."""
-        return [self._engines[name].client for name, plan in self._plans.items() if plan.updated]
+        """The engines that weight updates go to, of those that have served."""
+        plans = self._plans.items()
+        return [self._engines[name].client for name, plan in plans if plan.updated and name in self._engines]
 
     def views(self) -> tuple[EngineView, ...]:
         known = [(self._engines[name], self._health[name]) for name in self._plans if name in self._engines]
@@ -85,11 +88,24 @@ class RunEngines:
         name = plan.engine_id
         self._plans[name] = plan
         health = self._health.setdefault(name, Health())
-        engine = self._engines[name] = await self._start(plan)
+        with self._waits(ENGINES, f"engine {name}", "it to serve"):
+            engine = self._engines[name] = await self._start(plan)
         engine.client.plan = plan
         self._health[name] = health.after(Sign.SERVES)
         url, pid = engine.client.address.url, engine.process.pid
         self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version))
+
+    def facts(self) -> dict[str, str]:
+        """What there is to say of an engine that is waited for."""
+        found: dict[str, str] = {}
+        for name, engine in self._engines.items():
+            silent = self._health[name].silent
+            said = [f"{silent} health probes without an answer"] if silent else []
+            if (state := process_state(engine.process.pid)) in ODD_STATES:
+                said.append(f"process {engine.process.pid} {ODD_STATES[state]}")
+            if said:
+                found[f"engine {name}"] = ", ".join(said)
+        return found
 
     def up(self) -> list[str]:
         """The ids of those that run, as far as is known."""
@@ -137,8 +153,9 @@ class RunEngines:
             if pause_s is None:
                 return death
             around.lost(death, f"it is started again in {pause_s:g} s")
-            await self._engines[name].process.stop(STOP_GRACE_S)
-            await self._clock.sleep(pause_s)
+            with self._waits(ENGINES, f"engine {name}", "its next life"):
+                await self._engines[name].process.stop(STOP_GRACE_S)
+                await self._clock.sleep(pause_s)
             death = await self._next_life(name, care, around)
 
     async def _next_life(self, name: str, care: Care, around: Around) -> EngineDead:
@@ -152,7 +169,8 @@ class RunEngines:
         joins = asyncio.ensure_future(around.joins(self._engines[name].client))
         death = asyncio.ensure_future(self._death(name, care, around))
         try:
-            await asyncio.wait({joins, death}, return_when=asyncio.FIRST_COMPLETED)
+            with self._waits(ENGINES, f"engine {name}", "it to hold the current version"):
+                await asyncio.wait({joins, death}, return_when=asyncio.FIRST_COMPLETED)
             if joins.done():
                 joins.result()
             return await death

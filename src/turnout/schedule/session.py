@@ -13,7 +13,7 @@ from functools import partial
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import EngineDead, LedgerError, OwnerLost, RunStopped, TurnoutError
+from turnout.core.errors import EngineDead, LedgerError, OwnerLost, RunCut, RunStopped, TurnoutError, told
 from turnout.core.events import EngineLost, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.observe.eventlog import EventLog
@@ -32,6 +32,7 @@ from turnout.schedule.resume import earlier_events, earlier_points, find_beginni
 from turnout.schedule.resume_ledger import open_ledger
 from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_record import RunRecord
+from turnout.schedule.stall_watch import StallWatch, watched
 
 SUPERSEDED = "superseded"  # by a later incarnation: nothing more is written
 
@@ -61,26 +62,31 @@ class Session:
             ledger = stack.enter_context(open_ledger(paths, run.run_id, begin, claim))
             opening = self._opening()
             phases = Phases(clock)
-            told = earlier_events(paths.events)
-            points = earlier_points(told, opening)
+            before = earlier_events(paths.events)
+            points = earlier_points(before, opening)
             events = stack.enter_context(EventLog(paths.events, clock, take_over=True))
-            self._engines = RunEngines(partial(launched, run, inputs.model), events, clock)
+            self._engines = RunEngines(partial(launched, run, inputs.model), events, clock, phases.waits)
             board = paths.tensorboard if run.config.tensorboard else None
             metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))
             stack.enter_context(panel)
-            for event in (opening, *untold(ledger, told)):
+            for event in (opening, *untold(ledger, before)):
                 events.emit(event)
             reporter = RunReporter(events, metrics, panel, phases, clock)
             self.outcome.curves = reporter.curves
             written = Written(events, metrics, GroupBook(events, ledger), reporter, points)
             work = Incarnation(run, self._engines, phases, self.outcome, self.limits.stopped)
+            watch = StallWatch(work.parties, paths.waits, events, clock, run.config.stall_warning_s)
+            watch.say, reporter.waits = reporter.say, lambda: (watch.line, watch.stalled)
             try:
-                await self.limits.within(work.train(inputs, written), ledger)
+                async with watched(watch):
+                    await self.limits.within(work.train(inputs, written), ledger)
                 self.outcome.status, self.outcome.reason = "finished", ""
-            except RunStopped:
+            except RunStopped as end:
+                if isinstance(end, RunCut):
+                    self.outcome.reason = told(end)
                 raise
             except TurnoutError as fault:
-                self.outcome.status, self.outcome.reason = "failed", str(fault)
+                self.outcome.status, self.outcome.reason = "failed", told(fault)
                 if isinstance(fault, EngineDead):
                     events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
                 raise

@@ -92,6 +92,13 @@ class SeeingOptions(Options):
     panel: Literal["auto", "on", "off"] = option(
         "auto", "Live panel: on a terminal only, always, or a plain line per step."
     )
+    stall_warning_s: float = option(
+        30.0,
+        "Tell who waits for whom once what the run waits for has not moved for so long (`turnout doctor` tells it "
+        "at any time).",
+        unit="seconds",
+        gt=0,
+    )
     tensorboard: bool = option(True, "Write TensorBoard files to `tensorboard` in the run directory.")
     plots: bool = option(True, "Write PNG plots at the end of the run.")
     before_after_samples: int = option(

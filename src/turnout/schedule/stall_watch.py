@@ -1,0 +1,141 @@
+"""What a run waits for, told while it goes on: waits.json, the panel's line, one warning for each stall.
+
+    waits.json    {at, pid, host, phase, line, seconds, stalled, chain: [{who, on, what, seconds, limit_s}]}
+
+Owns that file. Promises: it is written anew every TICK_S, and a reader sees all of one picture (turnout doctor); a
+root that has not moved for `--stall-warning-s`, over two looks at least, is told once, as an event, in the log and
+above the panel; a run that ends at a deadline says the last line that was known (`why`). A disk that takes nothing
+is no fault of this watch: the line is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnout.core.errors import DeadlineExceeded, RunCut, TurnoutError
+from turnout.core.events import RunStalled
+from turnout.core.ports import Clock, EventSink
+from turnout.core.waits import ENGINES, PLACES, Chain, Wait, root_cause
+from turnout.rollout.pool import RolloutPool
+from turnout.schedule.parts import TrainerThread
+from turnout.schedule.phases import Phases
+from turnout.serving.client import EngineClient
+
+TICK_S = 2.0
+TRAINER_PHASES = ("start", "train", "publish", "checkpoint")
+ENGINE_PHASES = ("start", "publish", "prepare", "activate")
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Parties:
+    """Who can be waited for, once they are there. `facts` says more of them, by their names in waits."""
+
+    phases: Phases
+    engines: Callable[[], Iterable[EngineClient]] = tuple[EngineClient, ...]
+    facts: Callable[[], Mapping[str, str]] = dict[str, str]
+    trainer: TrainerThread | None = None
+    pool: RolloutPool | None = None
+
+    def waits(self) -> list[Wait]:
+        """All open waits: what was registered, and what follows from where everybody stands."""
+        found = self.phases.waits.open
+        registered = list(found)
+        for wait in registered:
+            if wait.on.startswith("engine "):
+                who = "start" if wait.who == ENGINES else PLACES
+                found.append(Wait(who, wait.on, wait.what, wait.since, wait.until))
+        through = {wait.on: wait.since for wait in registered}
+        if self.pool is not None:
+            for phase in through.keys() & {"rollout", "drain"}:
+                found += self.pool.waits(phase, through[phase])
+        for phase in through.keys() & set(TRAINER_PHASES):
+            if self.trainer is not None and self.trainer.doing is not None:
+                found.append(Wait(phase, "trainer", *self.trainer.doing))
+        for phase in through.keys() & set(ENGINE_PHASES):
+            for engine in self.engines():
+                name = f"engine {engine.engine_id}"
+                for path, since in engine.pending.items():
+                    if not path.startswith("/health"):  # nobody but the watch on its health waits for that
+                        found.append(Wait(phase, name, f"an answer to {path}", since))
+        return found
+
+
+class StallWatch:
+    """See the module. `line` is the last that was seen; `stalled` whether its root has stood too long."""
+
+    def __init__(
+        self, parties: Parties, path: Path, events: EventSink, clock: Clock, warning_s: float
+    ) -> None:
+        self._parties, self._path, self._events, self._clock = parties, path, events, clock
+        self._warning_s = warning_s
+        self._chain = Chain()
+        self._told = False
+        self.say: Callable[[str], None] = log.warning
+        self.line, self.stalled = "", False
+
+    async def run(self) -> None:
+        """Looks again and again; never ends by itself."""
+        while True:
+            self.look()
+            await self._clock.sleep(TICK_S)
+
+    def look(self) -> None:
+        """One look."""
+        chain, now = root_cause(self._parties.waits()), self._clock.now()
+        same = chain.key == self._chain.key and chain.since == self._chain.since
+        self._chain, self._told = chain, self._told and same
+        self.stalled = same and now - chain.since >= self._warning_s
+        self.line = chain.line(now, self._parties.facts())
+        if self.stalled and not self._told:
+            self._told = True
+            seconds = round(now - chain.since, 3)
+            self._events.emit(RunStalled(self.line, chain.key[-1], seconds))
+            self.say(f"nothing has moved for {seconds:.0f} s: {self.line}")
+        with contextlib.suppress(OSError):
+            self._write(now)
+
+    def why(self, fault: TurnoutError) -> str:
+        """What more there is to say of the end of a run: what it waited for when that was looked at last."""
+        cut = isinstance(fault, DeadlineExceeded | RunCut)
+        return self.line if self._chain.waits and (cut or self.stalled) else ""
+
+    def _write(self, now: float) -> None:
+        chain = self._chain
+        row = {
+            "at": self._clock.wall(),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "phase": self._parties.phases.current,
+            "line": self.line,
+            "seconds": round(now - chain.since, 3) if chain.waits else None,
+            "stalled": self.stalled,
+            "chain": chain.to_json(now),
+        }
+        staged = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        staged.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+        staged.replace(self._path)
+
+
+@contextlib.asynccontextmanager
+async def watched(watch: StallWatch) -> AsyncIterator[None]:
+    """The watch goes on beside the block; the error that ends it has what was waited for as a note."""
+    task = asyncio.ensure_future(watch.run())
+    try:
+        yield
+    except TurnoutError as fault:
+        if why := watch.why(fault):
+            fault.add_note(why)
+        raise
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
