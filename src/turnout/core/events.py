@@ -34,10 +34,16 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class EngineReady(Event):
+    """`updated`: weight updates go to it; `devices` are the numbers of those that it lies on."""
+
     engine: str
     url: str
     pid: int | None
     version: str
+    updated: bool = True
+    model: str = ""
+    worker_type: str = ""
+    devices: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True)

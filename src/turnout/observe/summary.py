@@ -10,7 +10,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turnout.core.events import STALE, Event, GroupDropped, GroupRequeued, GroupResumed, StepTrained
+from turnout.core.events import (
+    STALE,
+    EngineReady,
+    Event,
+    GroupDropped,
+    GroupRequeued,
+    GroupResumed,
+    StepTrained,
+)
 from turnout.core.ports import Store
 from turnout.observe.audit import AuditReport, GroupCounts
 from turnout.observe.audit_log import as_one, of_kind
@@ -68,6 +76,25 @@ class RunSummary:
             },
             **self.extra,
         }
+
+
+def engine_summary(events: Sequence[Event]) -> dict[str, dict[str, object]]:
+    """What each group of engines was (an engine's id begins with its group's name): its model, its part of a
+    request, its engines, the devices of each, and how often one was started."""
+    groups: dict[str, list[EngineReady]] = {}
+    for event in events:
+        if isinstance(event, EngineReady):
+            groups.setdefault(event.engine.rpartition("-")[0], []).append(event)
+    return {
+        name: {
+            "model": ready[0].model,
+            "worker_type": ready[0].worker_type,
+            "engines": len({event.engine for event in ready}),
+            "devices_per_engine": len(ready[0].devices),
+            "starts": len(ready),
+        }
+        for name, ready in groups.items()
+    }
 
 
 def write_summary(store: Store, path: Path, summary: RunSummary) -> None:

@@ -18,7 +18,14 @@ from turnout.observe.eventlog import read_events
 from turnout.observe.metrics import read_metrics
 from turnout.observe.plots import write_plots
 from turnout.observe.samples import SampleRow, print_samples
-from turnout.observe.summary import EvalScore, RunSummary, lag_summary, wilson_interval, write_summary
+from turnout.observe.summary import (
+    EvalScore,
+    RunSummary,
+    engine_summary,
+    lag_summary,
+    wilson_interval,
+    write_summary,
+)
 from turnout.rollout.evaluate import EvalPoint
 from turnout.schedule.eval_sets import BASELINE, SAMPLED
 from turnout.schedule.evaluations import EvalRuns
@@ -38,6 +45,7 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed, "incarnations": len(begins)}
     extra["evaluations"] = [] if outcome.evals is None else _all_points(outcome.evals)
     extra["weight_versions"] = _versions([event for event in events if isinstance(event, VersionPublished)])
+    extra["engines"] = engine_summary(events)
     extra |= lag_summary(events)
     for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
         first, last = _points(outcome.evals, name)

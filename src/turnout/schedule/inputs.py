@@ -10,6 +10,7 @@ from turnout.config.run_config import RunConfig
 from turnout.config.rundir import holds_run
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.rng import SeedTree
+from turnout.placement.devices import visible_gpus
 from turnout.rollout.prompts import Fingerprint, fingerprint, load_prompts
 from turnout.rollout.source import PromptSource
 from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
@@ -17,6 +18,7 @@ from turnout.schedule import wiring
 from turnout.schedule.checkpoints import check_folders
 from turnout.schedule.eval_sets import load_eval_plan
 from turnout.schedule.evaluations import EvalPlan
+from turnout.schedule.roster import check_gpus
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     to save to that is in use."""
     if not holds_run(config):
         check_folders(config)
+    check_gpus(config, visible_gpus())
     tokenizer = load_tokenizer(model)
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)

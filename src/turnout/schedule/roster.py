@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from turnout.config.run_config import RunConfig
+from turnout.core.errors import ConfigError, Fault
 from turnout.placement.layout import Device, Seat, Wanted, place, sizes
 from turnout.serving.roster import EnginePlan, Program, WorkerType
 
@@ -13,6 +14,23 @@ def roster(config: RunConfig) -> tuple[EnginePlan, ...]:
     wanted = Wanted(config.actor_gpus, config.groups, config.colocate)
     layout = place(wanted, [Device("localhost", index) for index in range(sizes(wanted).total)])
     return tuple(map(_plan, layout.seats))
+
+
+def check_gpus(config: RunConfig, available: int | None) -> None:
+    """Raises ConfigError for the first SGLang that would lie on a GPU that is not among the `available` ones of
+    this machine (None: not known)."""
+    if available is None or config.sglang_device != "cuda":
+        return
+    for plan in roster(config):
+        if plan.program is Program.SGLANG and plan.devices[-1] >= available:
+            reason = (
+                f"engine {plan.engine_id} would lie on GPU {plan.devices[-1]} of {available}, counted from 0"
+            )
+            remedy = "give fewer engines"
+            if not config.colocate:
+                reason += f", since the trainer has the first {config.actor_gpus}"
+                remedy += ", or --colocate to share them"
+            raise ConfigError(Fault("--rollout-num-gpus", str(config.rollout_gpus), reason, remedy))
 
 
 def _plan(seat: Seat) -> EnginePlan:

@@ -92,8 +92,9 @@ class RunEngines:
             engine = self._engines[name] = await self._start(plan)
         engine.client.plan = plan
         self._health[name] = health.after(Sign.SERVES)
+        what = (plan.updated, plan.model, plan.worker_type.value, list(plan.devices))
         url, pid = engine.client.address.url, engine.process.pid
-        self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version))
+        self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version, *what))
 
     def facts(self) -> dict[str, str]:
         """What there is to say of an engine that is waited for."""
