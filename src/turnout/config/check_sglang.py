@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from turnout.config.run_config import RunConfig, specs
+from turnout.config.sglang_arguments import arguments_of, package_of
 from turnout.core.errors import Fault
 
 # Options of SGLang that follow from ours, and what to give instead.
@@ -58,6 +60,23 @@ def arguments_are_free(c: RunConfig) -> Iterator[Fault]:
     yield from argument_faults("--sglang-args", c.sglang_args)
 
 
+def arguments_are_known(c: RunConfig) -> Iterator[Fault]:
+    """Against the list of the SGLang that would be started, where it is on this machine."""
+    given = {"--sglang-args": c.sglang_args} if c.engine == "sglang" else {}
+    for group in c.groups if c.sglang_config is not None else ():
+        if group.program == "sglang":
+            given[f"{group.place}: overrides"] = dict(group.overrides)
+    package = package_of(c.sglang_python) if any(given.values()) else None
+    known = frozenset[str]() if package is None else arguments_of(package)
+    for where, arguments in given.items() if known else ():
+        for name in arguments:
+            plain = name.lstrip("-").replace("_", "-")
+            if not any(argument.startswith(plain) for argument in known):
+                near = difflib.get_close_matches(plain, known, n=3)
+                remedy = f"did you mean {' or '.join(near)}?" if near else "see its launch_server --help"
+                yield Fault(where, name, f"the SGLang in {package} has no such argument", remedy)
+
+
 def argument_faults(where: str, arguments: Mapping[str, Any]) -> Iterator[Fault]:
     """Options of SGLang that are not free to give, or not written as such."""
     for name, value in arguments.items():
@@ -90,4 +109,11 @@ def seeds_count(c: RunConfig) -> Iterator[Fault]:
         )
 
 
-SGLANG_CHECKS = (only_with_sglang, only_with_embedded, arguments_are_free, one_rank, seeds_count)
+SGLANG_CHECKS = (
+    only_with_sglang,
+    only_with_embedded,
+    arguments_are_free,
+    arguments_are_known,
+    one_rank,
+    seeds_count,
+)

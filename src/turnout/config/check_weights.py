@@ -70,8 +70,8 @@ def encoding_is_used(c: RunConfig) -> Iterator[Fault]:
     if c.update_weight_mode == "full":
         reason = "full versions hold the weights as they are"
         yield Fault("--update-weight-encoding", c.update_weight_encoding, reason, remedy)
-    elif c.update_weight_transport == "group":
-        reason = "a group carries positions and values as they are"
+    elif c.update_weight_transport == "group" and c.update_weight_encoding != "indices":
+        reason = "a group carries positions and values as they are, which is `indices`"
         yield Fault("--update-weight-encoding", c.update_weight_encoding, reason, remedy)
 
 

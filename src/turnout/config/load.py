@@ -8,6 +8,7 @@ ConfigError with every fault of every kind, or returns a RunConfig without any; 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,17 @@ from turnout.config.file import FileValues, read_file
 from turnout.config.reasons import fault_of, shown
 from turnout.config.refusals import unknown_name
 from turnout.config.run_config import RunConfig, specs
+from turnout.config.slime import translated
 from turnout.core.errors import ConfigError, Fault
+
+log = logging.getLogger(__name__)
 
 
 def load(path: Path | None, argv: Sequence[str] = ()) -> RunConfig:
     """Reads `path` (YAML or JSON; None for no file) and then `argv`. Raises ConfigError with all faults."""
     found_file = FileValues() if path is None else read_file(path)
-    found_argv = read_arguments(list(argv), specs())
+    given = translated(argv)
+    found_argv = read_arguments(given.words, specs())
     faults = [*found_file.faults, *_unknown_keys(found_file), *found_argv.faults]
     values = _merged(path, found_file, found_argv)
     where = {name: _where(name, found_file, found_argv) for name in specs()}
@@ -35,6 +40,8 @@ def load(path: Path | None, argv: Sequence[str] = ()) -> RunConfig:
     faults.extend(check_all(Known(known), where))
     if faults or config is None:
         raise ConfigError(faults)
+    for line in given.told():
+        log.warning(line)
     return config
 
 

@@ -28,7 +28,64 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "debug_rollout_only": ("rollouts without a trainer", "train for few steps, or use `turnout bench`"),
     "debug_train_only": ("training on stored rollouts", "train for few steps"),
     "rollout_external_engine_addrs": ("engines run by someone else", "let the run start its own engines"),
-    "tensor_model_parallel_size": ("a trainer over several devices", "leave it out"),
+    **dict.fromkeys(
+        (
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "expert_tensor_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+        ),
+        ("a trainer over several devices", "leave it out"),
+    ),
+    "release_train": ("ending the trainer between steps", "leave it out: the trainer stays resident"),
+    "rollout_data_transport": ("batches over another way", "leave it out: they stay in one process"),
+    "optimizer": ("another optimizer", "leave it out: the optimizer is AdamW"),
+    "kl_coef": ("a KL in the reward", "use --use-kl-loss with --kl-loss-coef"),
+    "eval_top_p": ("cut distributions in evaluation", "leave it out, or use --eval-temperature 0"),
+    "eval_top_k": ("cut distributions in evaluation", "leave it out, or use --eval-temperature 0"),
+    "attention_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
+    "hidden_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
+    "loss_type": ("another loss than the policy's", "leave it out"),
+    "use_opd": ("distillation on the policy's own samples", "leave it out"),
+    "use_opsm": ("masking sequences by their divergence", "use --off-policy sequence"),
+    "use_unbiased_kl": ("weighting the KL by the ratio", "leave it out"),
+    "use_rollout_routing_replay": ("replaying the engine's choice of experts", "leave it out"),
+    "use_routing_replay": ("replaying the choice of experts", "leave it out"),
+    "eps_clip_c": ("the dual clip of the loss", "leave it out"),
+    "use_critic": ("a value model", "use --advantage-estimator grpo"),
+    "critic_*": ("a value model", "use --advantage-estimator grpo"),
+    "only_train_params_name_list": ("training a part of the weights", "train all weights"),
+    "freeze_params_name_list": ("training a part of the weights", "train all weights"),
+    "async_save": ("saving beside training", "leave it out"),
+    "buffer_filter_path": ("an own choice among requeued groups", "leave it out"),
+    "data_source_path": ("an own source of prompts", "use --prompt-data"),
+    "eval_function_path": ("an own evaluation function", "use --custom-rm-path in --eval-config"),
+    **dict.fromkeys(
+        (
+            "custom_loss_function_path",
+            "custom_advantage_function_path",
+            "custom_tis_function_path",
+            "custom_pg_loss_reducer_function_path",
+            "custom_reward_post_process_path",
+            "custom_convert_samples_to_train_data_path",
+            "custom_model_provider_path",
+            "custom_megatron_init_path",
+            "custom_megatron_before_log_prob_hook_path",
+            "custom_megatron_before_train_step_hook_path",
+            "custom_rollout_log_function_path",
+            "custom_eval_rollout_log_function_path",
+        ),
+        (
+            "an own function in this place",
+            "leave it out; those that there are have custom or path in docs/flags.md",
+        ),
+    ),
+    "rollout_sample_filter_path": ("an own filter of samples", "use --dynamic-sampling-filter-path"),
+    "rollout_sample_hook_path": ("an own change of samples", "do it in the reward function"),
+    "rollout_all_samples_process_path": ("an own look at all samples", "read the ledger"),
+    "rollout_data_postprocess_path": ("an own change of batches", "leave it out"),
     "load": (
         "starting from another run's checkpoint",
         "give the --run-dir of an interrupted run to go on with it, or its exported weights as --hf-checkpoint",
@@ -46,9 +103,8 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "wandb_*": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),
 }
 
-# Other names of what exists here, and what to write.
-ELSEWHERE: dict[str, str] = {
-    "prefill_num_servers": "--sglang-config with a group of prefill and one of decode",
+# Other names of what exists here, literally: on the command line they are read as such (turnout.config.slime).
+RENAMED: dict[str, str] = {
     "reference_checkpoint": "--ref-load",
     "update_weight_delta_encoding": "--update-weight-encoding",
     "update_weight_delta_dir": "--update-weight-disk-dir",
@@ -58,9 +114,6 @@ ELSEWHERE: dict[str, str] = {
     "calculate_per_token_loss": "--loss-aggregation token",
     "rollout_seed": "--seed",
     "learning_rate": "--lr",
-    "min_lr": "--min-lr-ratio, a share of --lr",
-    "micro_batch_size": "--max-tokens-per-gpu, in tokens",
-    "use_dynamic_batch_size": "--max-tokens-per-gpu; batches are always packed by tokens",
     "use_tis": "--off-policy tis",
     "tis_clip": "--off-policy-clip",
     "tis_clip_low": "--off-policy-clip-low",
@@ -68,9 +121,24 @@ ELSEWHERE: dict[str, str] = {
     "behav_imp_weight_cap": "--off-policy-clip",
     "prox_logp_method": "--prox-logp",
     "max_head_offpolicyness": "--max-staleness",
-    "rm_url": "--custom-rm-path with a function that calls it",
+    "max_weight_staleness": "--max-staleness",
     "use_tensorboard": "--tensorboard",
     "fully_async": "--schedule async",
+}
+
+# Others, and what to write.
+ELSEWHERE: dict[str, str] = {
+    "prefill_num_servers": "--sglang-config with a group of prefill and one of decode",
+    "min_lr": "--min-lr-ratio, a share of --lr",
+    "rm_url": "--custom-rm-path with a function that calls it",
+    "recompute_granularity": "--gradient-checkpointing, which is `full`",
+    "train_env_vars": "the environment of the command",
+    "custom_config_path": "the keys of that file in the run's own YAML file",
+    "use_rollout_entropy": "metrics.jsonl, which has the entropy of every step",
+    "dump_details": "the ledger, which `turnout inspect` reads",
+    "save_debug_rollout_data": "the ledger, which `turnout inspect` reads",
+    "custom_delta_pre_push_path": "--custom-update-weight-post-write-path",
+    "keep_old_actor": "--off-policy decoupled, with the policy before the train step",
     "admin_token": "--admin-token-env with the name of an environment variable; a secret is never an option",
     "hf_token": "the environment variable HF_TOKEN; a secret is never an option",
 }
@@ -79,11 +147,12 @@ ELSEWHERE: dict[str, str] = {
 def unknown_name(where: str, name: str, value: str, known: Iterable[str]) -> Fault:
     """The fault for a name that is no option. `name` has underscores; `where` is the place as it was written."""
     shown = "(not shown)" if value and _SECRET.search(name) else value
-    refused = _not_yet(name)
+    refused = not_yet(name)
     if refused is not None:
         return Fault(where, shown, f"not yet done: {refused[0]}", refused[1])
-    if name in ELSEWHERE:
-        return Fault(where, shown, "has another name here", f"use {ELSEWHERE[name]}")
+    instead = ELSEWHERE.get(name, RENAMED.get(name))
+    if instead is not None:
+        return Fault(where, shown, "has another name here", f"use {instead}")
     near = difflib.get_close_matches(name, [*known, *(n for n in NOT_YET if "*" not in n)], n=3, cutoff=0.7)
     options = [candidate for candidate in near if candidate not in NOT_YET]
     if not options:
@@ -93,7 +162,8 @@ def unknown_name(where: str, name: str, value: str, known: Iterable[str]) -> Fau
     return Fault(where, shown, "no such option", f"did you mean {names}?")
 
 
-def _not_yet(name: str) -> tuple[str, str] | None:
+def not_yet(name: str) -> tuple[str, str] | None:
+    """What a name is that is known and refused, and what to do meanwhile."""
     if name in NOT_YET:
         return NOT_YET[name]
     for pattern, explanation in NOT_YET.items():

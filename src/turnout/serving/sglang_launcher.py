@@ -56,8 +56,8 @@ CPU_ARGUMENTS = {
 @dataclass(frozen=True)
 class SglangLaunch:
     """What to start. `python` is an interpreter that has SGLang; `arguments` are further options of
-    `sglang.launch_server` by name without dashes, true for a switch, and win over what is chosen here; `folder`
-    takes the log; `key` is asked of control calls."""
+    `sglang.launch_server` by name without dashes, true for a switch, a list for several words, and win over what
+    is chosen here; `folder` takes the log; `key` is asked of control calls."""
 
     engine_id: str
     python: Path
@@ -96,7 +96,8 @@ def server_arguments(spec: SglangLaunch, port: int) -> list[str]:
             continue
         words.append(f"--{name}")
         if value is not True:
-            words.append(json.dumps(value) if isinstance(value, dict | list) else str(value))
+            values = value if isinstance(value, list) else [value]
+            words += [json.dumps(one) if isinstance(one, dict) else str(one) for one in values]
     return words
 
 

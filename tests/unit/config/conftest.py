@@ -23,6 +23,11 @@ num_rollout: 10
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
+    arguments = (
+        tmp_path / "env" / "lib" / "python3.11" / "site-packages" / "sglang" / "srt" / "server_args.py"
+    )
+    arguments.parent.mkdir(parents=True)  # an SGLang, as far as its list of arguments is concerned
+    arguments.write_text("class ServerArgs:\n    mem_fraction_static: float = 0.9\n")
     for name in ("train", "held"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"input": "a", "label": "b"}) + "\n")
     monkeypatch.chdir(tmp_path)

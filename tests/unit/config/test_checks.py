@@ -31,6 +31,11 @@ REFUSED = [
     ([*STOCK, "--sglang-args", '{"--mem-fraction-static": 0.5}'], "--sglang-args", "without dashes"),
     ([*STOCK, "--sglang-args", '{"tp-size": 2}'], "--sglang-args", "several ranks"),
     (
+        [*STOCK, "--sglang-python", "env/bin/python", "--sglang-args", '{"mem-fracton-static": 0.8}'],
+        "--sglang-args",
+        "did you mean mem-fraction-static?",
+    ),
+    (
         [*STOCK, "--deterministic", "--engine-threads", "1", "--trainer-threads", "1"],
         "--deterministic",
         "more than the seed",

@@ -70,8 +70,8 @@ def test_a_cpu_takes_the_paths_in_plain_pytorch_and_arguments_win():
 
 def test_switches_and_structures():
     given = {"enable-metrics": True, "skip-server-warmup": False, "context-length": None, "a": {"b": 1}}
-    words = server_arguments(spec(arguments=given), 7)
-    assert words[-3:] == ["--enable-metrics", "--a", '{"b": 1}']
+    words = server_arguments(spec(arguments=given | {"bs": [1, 2]}), 7)
+    assert words[-6:] == ["--enable-metrics", "--a", '{"b": 1}', "--bs", "1", "2"]
 
 
 def test_the_key_is_on_no_command_line():
