@@ -14,6 +14,7 @@ from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Clock
+from turnout.placement.devices import visible_gpus
 from turnout.placement.real import RealClock
 from turnout.schedule.roster import roster
 from turnout.serving.access import Access
@@ -22,7 +23,7 @@ from turnout.serving.checklist.engines import Look
 from turnout.serving.checklist.facts import Deployment, HereFacts, ModelFacts
 from turnout.serving.checklist.folder import Prober
 from turnout.serving.checklist.group import try_group
-from turnout.serving.checklist.here import cuda_devices, model_facts, proxies, store_facts
+from turnout.serving.checklist.here import model_facts, proxies, store_facts
 from turnout.serving.checklist.lines import exit_status, refused, render
 from turnout.serving.checklist.verdicts import lines
 from turnout.serving.client import EngineClient
@@ -86,7 +87,7 @@ async def _deployment(config: RunConfig, deep: bool, deadline_s: float) -> Deplo
     group = None
     if config.update_weight_transport == "group" and up:
         group = await try_group(up, _access(config).admin_key, clock, deadline_s)
-    here = HereFacts(model, store, cuda_devices(os.environ), proxies(os.environ))
+    here = HereFacts(model, store, visible_gpus() or 0, proxies(os.environ))
     return Deployment(config, here, plans, engines, group)
 
 

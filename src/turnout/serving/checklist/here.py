@@ -76,16 +76,6 @@ def _free_bytes(folder: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def cuda_devices(environment: Mapping[str, str], root: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """NVIDIA devices that processes started from here see: those of the driver, or of CUDA_VISIBLE_DEVICES."""
-    present = len(list(root.iterdir())) if root.is_dir() else 0
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    named = [word for word in visible.split(",") if word.strip() and word.strip() != "-1"]
-    return min(present, len(named))
-
-
 def proxies(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Names of the proxy variables that are set."""
     return tuple(

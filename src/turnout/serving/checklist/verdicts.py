@@ -225,9 +225,9 @@ def _lacks(c: RunConfig, engine: EngineFacts) -> str:
 def devices(d: Deployment) -> Iterator[Finding]:
     c = d.config
     cuda = [plan for plan in d.plans if plan.program is Program.SGLANG and c.sglang_device == "cuda"]
-    needed = sum(plan.ranks for plan in cuda)
-    if needed:
-        seen = f"{len(cuda)} engines need {needed} CUDA devices, {d.here.devices} are here"
+    if cuda:
+        needed = 1 + max(device for plan in cuda for device in plan.devices)
+        seen = f"{len(cuda)} engines and the trainer need {needed} CUDA devices, {d.here.devices} are here"
         yield proved(seen) if needed <= d.here.devices else failed(seen)
     else:
         yield proved("no engine that the run starts needs a device")
