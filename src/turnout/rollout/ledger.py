@@ -21,9 +21,9 @@ from typing import ClassVar, Self
 
 from turnout.core.errors import InvariantBroken, LedgerError, TurnoutError
 from turnout.core.ports import Clock
-from turnout.core.types import RolloutGroup
+from turnout.core.types import RolloutGroup, but
 from turnout.core.version import WeightVersion
-from turnout.rollout.group_machine import GroupEvent, GroupState
+from turnout.rollout.group_machine import ENDED, GroupEvent, GroupState
 from turnout.rollout.ledger_backfill import Backfill
 from turnout.rollout.ledger_owner import Claim, Ownership
 from turnout.rollout.ledger_read import LedgerReader
@@ -76,6 +76,9 @@ class Ledger(LedgerReader):
         self.counts = self.count_states()
         self._added = self.counts.total()
         self._before = self.counts, self._added
+        self._rows: dict[
+            str, GroupRow
+        ] = {}  # of groups that have not ended, where this incarnation wrote them
         self._covered, self._stale = self._cover(), list[str]()
         threaded = self.threaded and self.path is not None and not database.exclusive
         self._backfill = Backfill(self.path) if threaded and self.path is not None else None
@@ -126,12 +129,17 @@ class Ledger(LedgerReader):
         """Takes the transaction back; the error as callers know it."""
         self.counts, self._added = self._before
         self._after.clear()
+        self._rows.clear()
         self._failed = False
         if self._connection.in_transaction:
             self._connection.rollback()
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
             return LedgerError(f"ledger {self.path or 'in memory'} can't be written: {error}")
         return error
+
+    def row(self, group_id: str) -> GroupRow:
+        """See LedgerReader; `move` refuses a row that is not the one of the file."""
+        return self._rows[group_id] if group_id in self._rows else super().row(group_id)
 
     def after_commit(self, effect: Callable[[], None]) -> None:
         """Within a transaction: `effect` runs once it is written, in order."""
@@ -148,6 +156,7 @@ class Ledger(LedgerReader):
         except sqlite3.IntegrityError:
             raise InvariantBroken(f"group {name} was taken twice") from None
         self._tell(name, 0, (ADMIT, state.value, step, None))
+        self._rows[name] = GroupRow(name, group.ordinal, group.attempt, row[3], state, step, None, None, 1)
         self.counts[state] += 1
         self._added += 1
 
@@ -165,6 +174,9 @@ class Ledger(LedgerReader):
         if done.rowcount != 1:
             raise InvariantBroken(f"group {row.group_id} is not {row.state} any more")
         self._tell(row.group_id, row.moves, (event.value, after.value, step, cause))
+        self._rows[row.group_id] = but(row, state=after, trained=trained, cause=cause, moves=row.moves + 1)
+        if after in ENDED:
+            del self._rows[row.group_id]
         self.counts[row.state] -= 1
         self.counts[after] += 1
 

@@ -44,7 +44,7 @@ class Workers:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight though something might be."""
-        return not self._running and self.fault is None and not self.held and self._may_start()
+        return not self._running and self._may_start()
 
     @property
     def wanted(self) -> int:
@@ -53,20 +53,26 @@ class Workers:
         return self._demand.wanted(complete, len(self.open) - complete)
 
     def pump(self) -> None:
-        """Starts what may be started."""
-        while not self.held and self.fault is None and self._may_start():
-            if (group := self.open.next_cut()) is not None:
-                self._ports.book.resume(group)
-            elif (group := self.open.next_begin()) is not None:
-                self._ports.book.start(group.group_id)
-            elif (group := self._fresh()) is not None:
-                with self._ports.book.transaction():
-                    self._ports.book.admit(group, self.open.version)
-                    self._ports.book.start(group.group_id)
-                self.open.admit(group)
-            else:
-                return
-            self._run(group)
+        """Starts what may be started; written as one."""
+        if self._may_start() and (self.open.wait or self._slot_free()):
+            with self._ports.book.transaction():
+                while self._may_start() and self._start_next():
+                    pass
+
+    def _start_next(self) -> bool:
+        """Whether there was a group to start."""
+        if (group := self.open.next_cut()) is not None:
+            self._ports.book.resume(group)
+        elif (group := self.open.next_begin()) is not None:
+            self._ports.book.start(group.group_id)
+        elif (group := self._fresh()) is not None:
+            self._ports.book.admit(group, self.open.version)
+            self._ports.book.start(group.group_id)
+            self.open.admit(group)
+        else:
+            return False
+        self._run(group)
+        return True
 
     def _run(self, group: RolloutGroup) -> None:
         keeper = self._journal.keeper(group)
@@ -74,12 +80,19 @@ class Workers:
         self._running.begin(group, lambda cut: make(group, sampling, seeds, keeper, cut))
 
     def _may_start(self) -> bool:
+        return not self.held and self.fault is None and self._room()
+
+    def _slot_free(self) -> bool:
+        """Whether there is a slot for a new prompt, and a use for it."""
+        return self.open.charged < self._plan.slots and self.wanted > 0
+
+    def _room(self) -> bool:
         admission, ahead = self._ports.admission, 0 if self.open.wait else self.open.charged
         return admission is None or admission.may_start(len(self._running), ahead)
 
     def _fresh(self) -> RolloutGroup | None:
         """The next prompt, where there is a slot and a use for it."""
-        if self.open.charged >= self._plan.slots or self.wanted <= 0:
+        if not self._slot_free():
             return None
         for ordinal, prompt in self._ports.source.take(1):
             return RolloutGroup(group_id_of(ordinal, 0), ordinal, 0, prompt)

@@ -101,11 +101,13 @@ class BatchMaker:
 
     def _evict(self, lost: list[Verdict], step: int, total: int) -> None:
         """Ends the groups. More in one step than there are slots means that even groups made now are too old."""
-        for verdict in lost:
-            if verdict.fate is Fate.REPLAY:
-                self._pool.send_back(verdict.group, verdict.reason)
-            else:
-                self._pool.drop(verdict.group, verdict.reason)
+        if lost:
+            with self._book.transaction():
+                for verdict in lost:
+                    if verdict.fate is Fate.REPLAY:
+                        self._pool.send_back(verdict.group, verdict.reason)
+                    else:
+                        self._pool.drop(verdict.group, verdict.reason)
         if total > self._pool.plan.slots:
             failure = self._fresh.failure()
             if failure is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,7 @@ class World:
     def batch(self) -> Any:
         class Book:
             take = staticmethod(self.book_take)
+            transaction = staticmethod(nullcontext[None])
 
         freshness = Freshness(self.gate, self.settled, lambda: self.error, self.retry)
         maker: Any = BatchMaker
