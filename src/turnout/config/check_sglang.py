@@ -21,6 +21,8 @@ GIVEN_ELSEWHERE = {
     "admin-api-key": "--admin-token-env",
     "host": "nothing: engines listen on loopback",
     "port": "nothing: a free port is chosen",
+    "disaggregation-mode": "worker_type in the file of --sglang-config",
+    "disaggregation-bootstrap-port": "nothing: a free port is chosen",
     "config": "its options one by one",
 }
 

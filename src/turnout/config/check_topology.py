@@ -158,10 +158,10 @@ def halves_run(c: RunConfig) -> Iterator[Fault]:
             yield Fault(group.place, f"num_gpus_per_engine {group.ranks}", reason, "give 1")
 
 
-def halves_not_yet(c: RunConfig) -> Iterator[Fault]:
-    for group in c.groups:
-        if group.worker_type in ("prefill", "decode"):
-            yield Fault(group.place, "", "not yet done: prefill and decode apart in a run", "use regular")
+def both_halves_are_needed(c: RunConfig) -> Iterator[Fault]:
+    if c.min_engines == 1 and c.in_halves:
+        reason = "half of a pair answers nothing: one engine of each half is needed"
+        yield Fault("--min-engines", "1", reason, "give at least 2")
 
 
 def others_not_yet(c: RunConfig) -> Iterator[Fault]:
@@ -260,7 +260,7 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     one_model_learns,
     overrides_are_known,
     halves_run,
-    halves_not_yet,
+    both_halves_are_needed,
     others_not_yet,
     trainer_is_one_process,
     one_machine,

@@ -184,7 +184,13 @@ class RunConfig(
         """How many engines the run can't do without."""
         if self.min_engines is not None:
             return self.min_engines
-        return 1 if self.use_fault_tolerance else self.updated_engines
+        fewest = 2 if self.in_halves else 1
+        return fewest if self.use_fault_tolerance else self.updated_engines
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether the engines that get the trainer's weights are halves of PD pairs."""
+        return any(group.updated and group.worker_type in ("prefill", "decode") for group in self.groups)
 
     @property
     def restarts(self) -> int:

@@ -62,6 +62,10 @@ class Bootstrap:
     port: int
     room: int
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a request."""
+        return {"bootstrap_host": self.host, "bootstrap_port": self.port, "bootstrap_room": self.room}
+
     @staticmethod
     def of(row: dict[str, Any], at: int, faults: list[Fault]) -> Bootstrap | None:
         """The fields of request `at` of a body: single values, or lists of one for each request. None where

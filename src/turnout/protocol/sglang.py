@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from turnout.core.types import Finish
+from turnout.protocol.pd import Bootstrap
 
 T = TypeVar("T", str, int)
 
@@ -68,13 +69,15 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One POST /generate. `rid` is chosen by the client, fixed-length and random; never empty."""
+    """One POST /generate. `rid` is chosen by the client, fixed-length and random; never empty. `bootstrap` is there
+    where the two halves of a PD pair get the same request (docs/guides/pd.md)."""
 
     rid: str
     input_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     return_logprob: bool = True
     extra_key: str | None = None
+    bootstrap: Bootstrap | None = None
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -86,7 +89,7 @@ class GenerateRequest:
         }
         if self.extra_key is not None:
             row["extra_key"] = self.extra_key
-        return row
+        return row if self.bootstrap is None else row | self.bootstrap.to_json()
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
             f"a reply to /generate has text, output_ids and meta_info; this one is {_shape(row)}"
         )
     meta = row["meta_info"]
-    finish, message = _finish(meta.get("finish_reason"))
+    finish, message = finish_of(meta.get("finish_reason"))
     pairs = meta.get("output_token_logprobs") or []
     claimed = [int(t) for t in (row.get("output_ids") or [p[1] for p in pairs])]
     logprobs = finite_logprobs(claimed, pairs)
@@ -171,8 +174,9 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
     )
 
 
-def _finish(reason: Any) -> tuple[Finish, str]:
-    """The finish and its message; SGLang sends an object, older servers and routers a plain text."""
+def finish_of(reason: Any) -> tuple[Finish, str]:
+    """The finish and its message; SGLang sends an object, older servers and routers a plain text. Raises ValueError
+    for any other."""
     kind = reason.get("type") if isinstance(reason, dict) else reason
     if not isinstance(kind, str) or kind not in {f.value for f in Finish}:
         raise ValueError(f"unknown finish_reason {reason!r}")

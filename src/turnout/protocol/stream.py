@@ -26,6 +26,14 @@ class PartialReply:
     spans: tuple[tuple[int, str], ...]
     kv_mixed: tuple[int, ...]
 
+    def parted(self) -> tuple[PartialReply, PartialReply]:
+        """Its first token, and the others."""
+        (tokens, label), *rest = self.spans
+        later = ((tokens - 1, label), *rest) if tokens > 1 else tuple(rest)
+        ids, logprobs, mixed = self.output_ids, self.logprobs, self.kv_mixed
+        first = PartialReply(ids[:1], logprobs[:1], ((1, label),), mixed[:1])
+        return first, PartialReply(ids[1:], logprobs[1:], later, mixed[1:])
+
 
 class Stream:
     """The events of one request in order. `asked` is its max_new_tokens, `label` what the engine served when it was

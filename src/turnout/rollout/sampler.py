@@ -23,9 +23,11 @@ from turnout.core.types import Finish, Prompt, Trajectory, but
 from turnout.core.waits import ENGINES, PLACES, UPDATE, Wait, Waiting, unregistered
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.rollout.draft import Desk, Draft, Journal, Pace
-from turnout.rollout.line import Line, endless
+from turnout.rollout.line import Line
+from turnout.rollout.spread import Spread, endless
 from turnout.rollout.stops import Decoder, stopped_at
 from turnout.serving.client import EngineClient
+from turnout.serving.pair import Way
 from turnout.weights.routing import Standing
 
 BUSY_PAUSE_S = 0.2
@@ -66,9 +68,15 @@ async def _unchanging() -> None:
     await asyncio.Event().wait()
 
 
+def _whole(_engine: EngineClient) -> Sequence[EngineClient]:
+    """Engines that compute their prompts themselves."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Routes:
     """`routable`: the engines that may be asked now, in a fixed order; raises WeightError where there is none.
+    `prefills`: those that compute the prompt for one of these, with the same weights (none: it does that itself).
     `standing`: what became of the version of a label that this engine named. `changed` waits until either may give
     another answer. `room`: how many requests all engines together may have been sent; more wait here, those of
     older groups first (turnout.rollout.line)."""
@@ -77,6 +85,7 @@ class Routes:
     standing: Callable[[str, str], Standing] = _committed
     changed: Callable[[], Awaitable[None]] = _unchanging
     room: Callable[[], float] = endless
+    prefills: Callable[[EngineClient], Sequence[EngineClient]] = _whole
 
 
 class Cut:
@@ -115,7 +124,8 @@ def _nobody(_draft: Draft) -> None:
 @dataclass(frozen=True)
 class Ask:
     """One sample: what exists of it (its seed is there), whose turn it is (its group's ordinal, by which
-    it gets an engine and a place), who keeps its tokens, what cuts it, where its waits are registered."""
+    it gets an engine and a place), who keeps its tokens, what cuts it, where its waits are registered, and the name
+    under which several turns of it find the engine that has their prefix (empty: it has one turn)."""
 
     prompt: Prompt
     plan: SamplingPlan
@@ -124,6 +134,7 @@ class Ask:
     journal: Journal = _nobody
     cut: Cut = field(default_factory=Cut)
     waits: Waiting = unregistered
+    session: str = ""
 
 
 class Sampler:
@@ -140,6 +151,7 @@ class Sampler:
         self._routes, self.decoder, self._clock, self._ids = routes, decoder, clock, ids
         self._pace = Pace() if pace is None else pace
         self._line = Line(routes.room)
+        self._spread, self._prompts = Spread(routes.room), Spread(routes.room)
         self.tokens_made = 0
         self.resumes = 0
 
@@ -160,8 +172,8 @@ class Sampler:
         what for, and moves with every token."""
         end = self._clock.now() + ask.plan.deadline_s
         if ask.plan.mask_offpolicy and draft.ids:
-            draft.mask_old((await self._engine(ask, None, wait, end)).version)
-        engine: EngineClient | None = None
+            draft.mask_old((await self._way(ask, None, wait, end)).engine.version)
+        way: Way | None = None
         barren = 0
         while True:
             stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft.ids))
@@ -173,12 +185,12 @@ class Sampler:
                     return finish  # else some were void: on from the rest
             before, dead = len(draft.ids), None
             try:
-                async with self._place(ask, engine, wait, end) as engine:
-                    finish = await self._asked(engine, ask, draft, wait, end)
+                async with self._place(ask, way, wait, end) as way:
+                    finish = await self._asked(way, ask, draft, wait, end)
             except EngineDead as fault:
                 finish, dead = Finish.ABORT, fault
-                assert engine is not None
-                await self._fenced(engine, end)
+                assert way is not None
+                await self._fenced(way, fault.engine_id, end)
             except VersionUnmet:
                 if ask.plan.version or self._clock.now() + BUSY_PAUSE_S >= end:
                     raise
@@ -191,15 +203,15 @@ class Sampler:
             if finish is not Finish.ABORT:
                 return finish
             barren = 0 if len(draft.ids) > before else barren + 1
+            if not barren and way is not None:
+                way = Way(way.engine)  # the prompt's engine did its part, and may again
             if barren == TRIES_MAX:
                 if dead is not None:
                     raise dead
                 return finish
 
     @contextlib.asynccontextmanager
-    async def _place(
-        self, ask: Ask, last: EngineClient | None, wait: Wait, end: float
-    ) -> AsyncIterator[EngineClient]:
+    async def _place(self, ask: Ask, last: Way | None, wait: Wait, end: float) -> AsyncIterator[Way]:
         """One request's place on an engine, for the block."""
         wait.on, wait.what, began = PLACES, "room", self._clock.now()
         try:
@@ -209,19 +221,30 @@ class Sampler:
         if self._clock.now() - began > MOVED_S:  # its turn has come: not so where it is only sent again
             wait.since = self._clock.now()
         try:
-            engine = await self._engine(ask, last, wait, end)
-            wait.on, wait.what = f"engine {engine.engine_id}", "a token"
-            with self._line.sent(ask.turn, engine.engine_id):
-                yield engine
+            way = await self._way(ask, last, wait, end)
+            wait.on = f"engine {(way.engine if way.first is None else way.first).engine_id}"
+            wait.what = "a token"
+            with contextlib.ExitStack() as sent:
+                sent.enter_context(self._spread.sent(ask.turn, way.engine.engine_id, ask.session))
+                if way.first is not None:
+                    sent.enter_context(self._prompts.sent(ask.turn, way.first.engine_id, ask.session))
+                yield way
         finally:
             self._line.leave()
 
-    async def _engine(self, ask: Ask, last: EngineClient | None, wait: Wait, end: float) -> EngineClient:
-        """The engine for the next request after one to `last`, waited for while an update leaves none to be asked.
-        For a sample of one version only there is nothing to wait for: raises VersionUnmet."""
+    async def _way(self, ask: Ask, last: Way | None, wait: Wait, end: float) -> Way:
+        """Who answers the next request after one that `last` was asked, waited for while an update leaves none to
+        be asked. For a sample of one version only there is nothing to wait for: raises VersionUnmet."""
         while True:
             try:
-                return self._line.choose(ask.turn, self._routes.routable(), last)
+                engines = self._routes.routable()
+                before = None if last is None else last.engine
+                engine = self._spread.choose(ask.turn, engines, before, ask.session)
+                firsts = self._routes.prefills(engine)
+                if not firsts:
+                    return Way(engine)
+                before = None if last is None else last.first
+                return Way(engine, self._prompts.choose(ask.turn, firsts, before, ask.session))
             except WeightError as fault:
                 if ask.plan.version:
                     raise VersionUnmet("none", "none", "", str(fault)) from fault
@@ -240,7 +263,7 @@ class Sampler:
             return False
         return True
 
-    async def _asked(self, engine: EngineClient, ask: Ask, draft: Draft, wait: Wait, end: float) -> Finish:
+    async def _asked(self, way: Way, ask: Ask, draft: Draft, wait: Wait, end: float) -> Finish:
         """One request for what is missing; tried again while the engine is busy."""
         plan, made = ask.plan, len(draft.ids)
         params = but(
@@ -251,11 +274,11 @@ class Sampler:
             stream_interval=self._pace.tokens,
         )
         ids = (*ask.prompt.token_ids, *draft.ids)
-        key = f"{plan.version}!" if plan.version else engine.version
+        key = f"{plan.version}!" if plan.version else way.engine.version
         request = GenerateRequest(self._ids(), ids, params, extra_key=key)
         while True:
             try:
-                return await self._streamed(engine, request, draft, wait, end)
+                return await self._streamed(way, request, draft, wait, end)
             except EngineBusy:
                 if self._clock.now() + BUSY_PAUSE_S >= end:
                     raise
@@ -263,11 +286,11 @@ class Sampler:
                 await self._clock.sleep(BUSY_PAUSE_S)
 
     async def _streamed(
-        self, engine: EngineClient, request: GenerateRequest, draft: Draft, wait: Wait, end: float
+        self, way: Way, request: GenerateRequest, draft: Draft, wait: Wait, end: float
     ) -> Finish:
         """Takes over what one request makes; how the response ended, ABORT where it did not."""
         seam, stops = len(draft.ids), request.params.stop
-        stream = engine.generate_stream(request, max(0.001, end - self._clock.now()))
+        stream = way.stream(request, max(0.001, end - self._clock.now()), self._room)
         async with contextlib.aclosing(stream):
             async for item in stream:
                 wait.since = self._clock.now()
@@ -275,7 +298,10 @@ class Sampler:
                     wait.on, wait.what = UPDATE, "its version to be committed"
                     return await self._ended(item.finish, draft, end)
                 since = len(draft.ids)
-                draft.extend(item, engine.engine_id)
+                if since == seam:
+                    wait.on = f"engine {way.engine.engine_id}"
+                for part, made_by in way.made(item, since == seam):
+                    draft.extend(part, made_by)
                 if len(draft.ids) < since + len(item.output_ids):  # of a version that never will be committed
                     return Finish.ABORT
                 stop = stopped_at(self.decoder, stops, draft.ids, seam, since)
@@ -292,9 +318,19 @@ class Sampler:
                 return Finish.ABORT
         return finish if standing is Standing.COMMITTED else Finish.ABORT
 
-    async def _fenced(self, engine: EngineClient, end: float) -> None:
+    async def _fenced(self, way: Way, gone: str, end: float) -> None:
         """Waits a while for an engine that seems gone to be fenced: who watches it decides, not one request."""
         end = min(end, self._clock.now() + GONE_S)
+
+        def asked() -> bool:
+            if way.first is not None and way.first.engine_id == gone:
+                return way.first in self._routes.prefills(way.engine)
+            return way.engine in self._routes.routable()
+
         with contextlib.suppress(WeightError):  # none is left: it is fenced too
-            while engine in self._routes.routable() and await self._changed(end):
+            while asked() and await self._changed(end):
                 pass
+
+    def _room(self) -> int:
+        """The number of a split request, which nobody else has."""
+        return int(self._ids()[:16], 16) >> 1

@@ -70,11 +70,10 @@ def make_evaluations(
     def pinned() -> list[EngineClient]:
         return updater.fleet.routable(VersionConstraint(current()[0].label, exact=True))
 
-    generator = Generator(
-        Sampler(Routes(pinned, changed=updater.fleet.changed), decoder, world.clock, world.ids),
-        rewards,
-        world.phases.waits,
-    )
+    fleet = updater.fleet
+    routes = Routes(pinned, changed=fleet.changed, prefills=fleet.prefills)
+    sampler = Sampler(routes, decoder, world.clock, world.ids)
+    generator = Generator(sampler, rewards, world.phases.waits)
     return EvalRuns(plan, EvalMeans(generator, rewards, SeedTree(*EVAL_SEEDS)), world, current)
 
 

@@ -191,7 +191,7 @@ class WeightUpdates:
         fleet, clock, up = self.updater.fleet, self.updater.clock, self._patience.up
 
         async def poll() -> None:
-            while len(set(up()).intersection(fleet.required())) < fleet.min_engines:
+            while not fleet.enough(set(up()).intersection(fleet.required())):
                 await clock.sleep(POLL_S)
 
         await clock.within(self._patience.recovery_s, f"{fleet.min_engines} engines to be up", poll())

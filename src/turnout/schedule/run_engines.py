@@ -24,6 +24,7 @@ from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
 from turnout.serving.roster import EnginePlan
+from turnout.weights.quorum import Sides, lacking
 
 LAST_WORDS_S = 2.0
 
@@ -55,11 +56,12 @@ class Around:
 @dataclass(frozen=True)
 class Care:
     """How engines are watched, how often one may be started again (turnout.serving.health_machine), and how many of
-    them the run can't do without."""
+    them, and which, the run can't do without (turnout.weights.quorum)."""
 
     probes: Probes
     restarts: int
     needed: int
+    sides: Sides = ()
 
 
 class RunEngines:
@@ -114,10 +116,10 @@ class RunEngines:
         return [name for name in self._engines if self._health[name].state in up]
 
     async def during(self, work: Coroutine[Any, Any, None], care: Care, around: Around) -> None:
-        """Runs `work` beside a watch on every engine. Raises EngineDead with fewer than `care.needed` left."""
+        """Runs `work` beside a watch on every engine. Raises EngineDead where those that are left are too few."""
         main = asyncio.ensure_future(work)
-        lives = {asyncio.ensure_future(self._lives(name, care, around)) for name in self._engines}
-        watches, left = tuple(lives), len(lives)
+        lives = {asyncio.ensure_future(self._lives(name, care, around)): name for name in self._engines}
+        watches = tuple(lives)
         try:
             while not main.done():
                 await asyncio.wait({main, *lives}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,11 +127,11 @@ class RunEngines:
                     # A cut connection is often the first sign of a death; the process tells more.
                     await asyncio.wait(lives, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
                 for life in [life for life in lives if life.done()]:
-                    lives.discard(life)
-                    left -= 1
-                    if left < care.needed:
+                    del lives[life]
+                    if lacking(lives.values(), care.needed, care.sides):
                         raise life.result()
-                    around.lost(life.result(), f"the run goes on with {left} (--min-engines {care.needed})")
+                    then = f"the run goes on with {len(lives)} (--min-engines {care.needed})"
+                    around.lost(life.result(), then)
             main.result()
         finally:
             for task in (main, *watches):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,27 @@ from turnout.core.ports import Clock
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.admission import Admission, AdmissionPlan
 from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
-from turnout.rollout.line import QUEUED, endless
+from turnout.rollout.line import QUEUED
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.rewards import RewardRunner, load_reward
 from turnout.rollout.sampler import Routes
+from turnout.rollout.spread import endless
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.worker import SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
 from turnout.schedule.parts import UpdatePatience
+from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import Care, Probes
 from turnout.serving.launcher import EngineLaunch
-from turnout.serving.roster import EnginePlan
+from turnout.serving.roster import EnginePlan, WorkerType, sides
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.updater import UpdatePolicy
 
 ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
+PAIR_S = 120.0
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +62,11 @@ def engine_launch(
         "--digest-audit-interval": config.digest_audit_interval,
         "--parent-pid": os.getpid(),
     }
+    if plan.worker_type is not WorkerType.REGULAR:
+        flags |= {
+            "--disaggregation-mode": plan.worker_type.value,
+            "--disaggregation-timeout-s": pair_patience(config),
+        }
     if config.rollout_max_context_len is not None:
         flags["--context-length"] = config.rollout_max_context_len
     if config.custom_update_weight_pre_read_path is not None:
@@ -76,6 +84,11 @@ def engine_launch(
     )
 
 
+def pair_patience(config: RunConfig) -> float:
+    """Seconds of each wait of one half of a PD pair for the other: a sample has time for another pair after it."""
+    return min(PAIR_S, config.rollout_request_timeout_s / 3)
+
+
 def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) -> SglangLaunch:
     """One SGLang server. On GPUs each has its own; on a CPU its cache has the size of an embedded engine's."""
     arguments: dict[str, object] = {
@@ -87,6 +100,8 @@ def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) 
         arguments["max-running-requests"] = config.engine_max_running_requests
     else:
         arguments["base-gpu-id"] = plan.devices[0] if plan.devices else 0
+    if plan.worker_type is not WorkerType.REGULAR:
+        arguments["disaggregation-mode"] = plan.worker_type.value
     given = {
         name.replace("_", "-"): value
         for name, value in (*config.sglang_args.items(), *plan.overrides.items())
@@ -110,9 +125,9 @@ def update_policy(config: RunConfig) -> UpdatePolicy:
     return UpdatePolicy(config.engines_needed, config.max_engine_lag, config.trust_label, config.drains)
 
 
-def request_room(config: RunConfig, engines: Sized) -> Callable[[], float]:
-    """How many requests the engines may have been sent (turnout.rollout.line). As many as there are where nobody
-    said how many an SGLang runs at once, and in deterministic mode, where no load may choose an engine."""
+def request_room(config: RunConfig, engines: Callable[[], int]) -> Callable[[], float]:
+    """How many requests so many engines may have been sent (turnout.rollout.line). As many as there are where
+    nobody said how many an SGLang runs at once, and in deterministic mode, where no load may choose an engine."""
     running: Any = config.engine_max_running_requests
     if config.engine == "sglang":
         options = {name.replace("_", "-"): value for name, value in config.sglang_args.items()}
@@ -125,12 +140,13 @@ def request_room(config: RunConfig, engines: Sized) -> Callable[[], float]:
         )
     if running is None or config.deterministic:
         return endless
-    return lambda: float(QUEUED * int(running) * len(engines))
+    return lambda: float(QUEUED * int(running) * engines())
 
 
 def routes(config: RunConfig, fleet: Fleet) -> Routes:
     """Which engines samples may ask, and how many at once."""
-    return Routes(fleet.routable, fleet.standing, fleet.changed, request_room(config, fleet.engines))
+    room = request_room(config, fleet.answering)
+    return Routes(fleet.routable, fleet.standing, fleet.changed, room, fleet.prefills)
 
 
 def update_patience(config: RunConfig, up: Callable[[], Iterable[str]]) -> UpdatePatience:
@@ -147,7 +163,9 @@ def engine_care(config: RunConfig) -> Care:
         config.rollout_health_check_timeout,
         first_wait_s=config.rollout_health_check_first_wait,
     )
-    return Care(probes, config.restarts, config.engines_needed)
+    return Care(
+        probes, config.restarts, config.engines_needed, sides(plan for plan in roster(config) if plan.updated)
+    )
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:

@@ -26,9 +26,11 @@ from turnout.core.errors import (
     VersionUnmet,
 )
 from turnout.core.ports import Clock
+from turnout.core.types import Finish
 from turnout.protocol.sglang import (
     GenerateReply,
     GenerateRequest,
+    finish_of,
     load_parts,
     load_total,
     parse_reply,
@@ -71,9 +73,14 @@ class EngineClient:
         self.plan = EnginePlan(engine_id)
         self.holds: Held | None = None
         self.stock: StockEngine | None = None
+        self.bootstrap_port: int | None = None
         self.pending: dict[str, float] = {}  # by path, since when a control call is not answered
         self._clock, self._access = clock, access
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
 
     async def close(self) -> None:
         if self._session is not None:
@@ -89,6 +96,16 @@ class EngineClient:
             return parse_reply(row, request.params.max_new_tokens)
         except MISREAD as fault:
             raise self.fault(EngineError, "rollout", f"reply not understood: {fault}") from fault
+
+    async def prefill(self, request: GenerateRequest, deadline_s: float) -> str:
+        """Sends a request to the prefill half of a pair. Why it was aborted; empty where its first token went on to
+        the other half."""
+        row = await self._call("/generate", request.to_json(), "rollout", deadline_s)
+        try:
+            finish, message = finish_of(row["meta_info"]["finish_reason"])
+        except MISREAD as fault:
+            raise self.fault(EngineError, "rollout", f"reply not understood: {fault}") from fault
+        return (message or "aborted by the prefill engine") if finish is Finish.ABORT else ""
 
     async def generate_stream(
         self, request: GenerateRequest, deadline_s: float

@@ -66,8 +66,10 @@ async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
     )
     try:
         await _appears(process, ready, spec, clock)
-        address = parse_address(json.loads(ready.read_text())["url"], "engine")
+        told = json.loads(ready.read_text())
+        address = parse_address(told["url"], "engine")
         client = EngineClient(spec.engine_id, address, clock, Access(admin_key=spec.token))
+        client.bootstrap_port = told.get("disaggregation_bootstrap_port")
     except BaseException:
         await process.stop(STOP_GRACE_S)
         raise

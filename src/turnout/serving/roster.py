@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -42,3 +42,13 @@ class EnginePlan:
     devices: tuple[int, ...] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
     address: str | None = None
+
+
+def sides(plans: Iterable[EnginePlan]) -> tuple[frozenset[str], ...]:
+    """The ids of the prefill engines and those of the decode engines, of each of which one is needed; nothing where
+    every engine does all of a request."""
+    split: dict[WorkerType, set[str]] = {WorkerType.PREFILL: set(), WorkerType.DECODE: set()}
+    for plan in plans:
+        if plan.worker_type is not WorkerType.REGULAR:
+            split[plan.worker_type].add(plan.engine_id)
+    return tuple(map(frozenset, split.values())) if any(split.values()) else ()

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from turnout.core.errors import (
@@ -136,7 +136,10 @@ async def launch_sglang(spec: SglangLaunch, clock: Clock) -> SglangEngine:
     """Starts the server; raises ConfigError, EngineDead or EngineError, with nothing left running, where it
     can't serve."""
     await find_sglang(spec.python, clock)
-    port = _free_port()
+    port, bootstrap = _free_port(), None
+    if spec.arguments.get("disaggregation-mode") == "prefill":
+        bootstrap = _free_port()
+        spec = replace(spec, arguments={**spec.arguments, "disaggregation-bootstrap-port": bootstrap})
     temporary = Path(tempfile.mkdtemp(prefix="turnout-"))  # its path is short: sockets lie in it
     guard = (sys.executable, "-m", "turnout.placement.guard")
     words = [*server_arguments(spec, port), *_key_file(spec, temporary)]
@@ -149,7 +152,7 @@ async def launch_sglang(spec: SglangLaunch, clock: Clock) -> SglangEngine:
         f"engine {spec.engine_id}", command, server_environment(spec), log, clock
     )
     client = SglangClient(spec.engine_id, Address(HOST, port), clock, Access(admin_key=spec.key))
-    client.stock = stock_of(spec.dtype, spec.device)
+    client.stock, client.bootstrap_port = stock_of(spec.dtype, spec.device), bootstrap
     engine = SglangEngine(process, client)
     try:
         await _generates(process, client, spec, clock)

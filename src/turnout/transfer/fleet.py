@@ -2,7 +2,8 @@
 
 Owns every engine's `holds`. Promises: an engine holds a version only after it attested it and the version was
 committed; a fenced engine holds nothing and takes no request; one that is gone, or failed in `TRIES_MAX` updates in
-a row, is asked in no further one until it joins anew.
+a row, is asked in no further one until it joins anew; a decode engine may be asked only while a prefill engine
+serves the very version that it serves.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from turnout.core.errors import WeightError
 from turnout.core.events import EngineFenced
 from turnout.core.ports import EventSink
 from turnout.core.version import VersionConstraint, label_counter
 from turnout.serving.client import EngineClient
+from turnout.serving.roster import WorkerType, sides
+from turnout.weights.quorum import Sides, lacking
 from turnout.weights.routing import Held, Standing, routable
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ class Fleet:
         self.max_engine_lag = max_engine_lag
         self._current: Held | None = None
         self._routable: list[EngineClient] | None = None  # without a minimum; None: to be found anew
+        self._prefills: dict[Held, list[EngineClient]] | None = None  # as _routable
+        self._answering: int | None = None
         self._next = asyncio.Event()
         self._events = events
         self.lives = Counter[str]()  # by engine, how often all that was known of it became void
@@ -60,7 +65,7 @@ class Fleet:
 
     def _change(self) -> None:
         """Whoever waits looks again; one wake-up, however much changes before they can."""
-        self._routable = None
+        self._routable = self._prefills = self._answering = None
         before, self._next = self._next, asyncio.Event()
         before.set()
 
@@ -73,6 +78,22 @@ class Fleet:
         """The engines that take part in the next update; fenced ones too, which it heals."""
         out = self._apart | self._gone
         return tuple(name for name in self.engines if name not in out and self._failures[name] < TRIES_MAX)
+
+    @property
+    def sides(self) -> Sides:
+        """The halves of the PD pairs, of each of which an update needs one engine."""
+        return sides(engine.plan for engine in self.engines.values())
+
+    def answering(self) -> int:
+        """How many of the engines answer requests: all but those that compute prompts for others."""
+        if self._answering is None:
+            plans = [engine.plan for engine in self.engines.values()]
+            self._answering = sum(plan.worker_type is not WorkerType.PREFILL for plan in plans)
+        return self._answering
+
+    def enough(self, names: Collection[str]) -> bool:
+        """Whether an update can be committed with these engines."""
+        return not lacking(names, self.min_engines, self.sides)
 
     def unasked(self, engine_id: str) -> str:
         """Why an engine has no part in updates until it joins anew; empty where it has one."""
@@ -155,6 +176,8 @@ class Fleet:
             for name, engine in self.engines.items()
             if name not in self._tentative
             and routable(engine.holds, minimum, self.current, self.max_engine_lag)
+            and engine.plan.worker_type is not WorkerType.PREFILL
+            and (engine.plan.worker_type is not WorkerType.DECODE or self.prefills(engine))
         ]
         if not found:
             fenced = ", ".join(sorted(self.fenced))
@@ -164,3 +187,15 @@ class Fleet:
         if minimum is None:
             self._routable = found
         return found
+
+    def prefills(self, engine: EngineClient) -> Sequence[EngineClient]:
+        """The engines that may compute a prompt for this one: prefill engines of the version that it serves. None
+        for an engine that does that itself."""
+        if engine.holds is None or engine.plan.worker_type is not WorkerType.DECODE:
+            return ()
+        if self._prefills is None:
+            self._prefills = {}
+            for name, one in self.engines.items():
+                if one.plan.worker_type is WorkerType.PREFILL and one.holds and name not in self._tentative:
+                    self._prefills.setdefault(one.holds, []).append(one)
+        return self._prefills.get(engine.holds, ())

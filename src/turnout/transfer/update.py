@@ -78,7 +78,7 @@ class Update:
 
     async def publish(self) -> Ready:
         """Fixes the version. Nothing has changed for any engine when this returns."""
-        self._feed(Begin(self._fleet.required(), self._fleet.min_engines))
+        self._feed(Begin(self._fleet.required(), self._fleet.min_engines, self._fleet.sides))
         if self._state.phase is Phase.PUBLISHING:
             self._feed(await self._published())
         await self._check()

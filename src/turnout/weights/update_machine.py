@@ -6,9 +6,10 @@
 
 The required engines are fixed when the update begins; each has a state of its own (turnout.weights.engine_machine).
 The version is committed when every required engine that is not fenced has attested the very root digest that was
-published, and these are at least `at_least`; by nothing else. An engine that fails is fenced; with fewer than
-`at_least` left the update is aborted. Then every engine that was told to activate is fenced too, since what it
-holds is unknown or tentative; one that was not still serves what it served. Nothing changes an update that ended.
+published, and these are at least `at_least`, one of each of `sides` among them; by nothing else. An engine that
+fails is fenced; where those that are left are too few the update is aborted. Then every engine that was told to
+activate is fenced too, since what it holds is unknown or tentative; one that was not still serves what it served.
+Nothing changes an update that ended.
 `step` returns the next state and what to do, in order; the driver does the first thing before the second.
 """
 
@@ -21,6 +22,7 @@ from enum import StrEnum
 from turnout.core.errors import IllegalTransition
 from turnout.core.machine import Table
 from turnout.weights.engine_machine import ENGINE_TABLE, Engine, Fact
+from turnout.weights.quorum import Sides, lacking
 
 
 class Phase(StrEnum):
@@ -34,10 +36,12 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Begin:
-    """`required` takes part; the version is committed with no fewer than `at_least` of them."""
+    """`required` takes part; the version is committed with no fewer than `at_least` of them, one of each of `sides`
+    among them (turnout.weights.quorum)."""
 
     required: tuple[str, ...]
     at_least: int
+    sides: Sides = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ _SETTLED = (Engine.TENTATIVE, *_GONE)
 class UpdateState:
     phase: Phase = Phase.IDLE
     at_least: int = 0
+    sides: Sides = ()
     engines: Mapping[str, Engine] = field(default_factory=dict[str, Engine])
     root: str = ""
     reason: str = ""
@@ -165,6 +170,11 @@ class UpdateState:
     def live(self) -> tuple[str, ...]:
         """Engines that the update still counts on."""
         return tuple(n for n, state in self.engines.items() if state not in _GONE)
+
+    @property
+    def lacks(self) -> str:
+        """What the engines that are left lack to be enough; empty where they are."""
+        return lacking(self.live, self.at_least, self.sides)
 
     @property
     def settled(self) -> bool:
@@ -204,9 +214,10 @@ def step(state: UpdateState, event: Event) -> tuple[UpdateState, Effects]:
 def _begun(state: UpdateState, event: Begin) -> tuple[UpdateState, Effects]:
     if len(set(event.required)) < len(event.required) or event.at_least < 1:
         raise IllegalTransition(TABLE.name, state.phase, event)
-    begun = UpdateState(Phase.PUBLISHING, event.at_least, dict.fromkeys(event.required, Engine.BEHIND))
-    if len(event.required) < event.at_least:
-        return _aborted(begun, _too_few(begun))
+    engines = dict.fromkeys(event.required, Engine.BEHIND)
+    begun = UpdateState(Phase.PUBLISHING, event.at_least, event.sides, engines)
+    if begun.lacks:
+        return _aborted(begun, begun.lacks)
     return begun, (Publish(),)
 
 
@@ -232,10 +243,10 @@ def _failed(state: UpdateState, engine: str, reason: str) -> tuple[UpdateState, 
     if moved.engines[engine] is state.engines[engine]:
         return state, ()
     fence = Fence(engine, reason)
-    if len(moved.live) < state.at_least:
+    if moved.lacks:
         why = reason if engine in reason else f"engine {engine}: {reason}"
         several = state.at_least < len(state.engines)
-        ended, effects = _aborted(moved, f"{_too_few(moved)}: {why}" if several else why)
+        ended, effects = _aborted(moved, f"{moved.lacks}: {why}" if several else why)
         return ended, (fence, *effects)
     ended, effects = _settled(moved)
     return ended, (fence, *effects)
@@ -260,7 +271,3 @@ def _aborted(state: UpdateState, reason: str) -> tuple[UpdateState, Effects]:
 def _moved(state: UpdateState, fact: Fact, engines: tuple[str, ...]) -> UpdateState:
     moved = {engine: ENGINE_TABLE.after(state.engines[engine], fact) for engine in engines}
     return replace(state, engines={**state.engines, **moved})
-
-
-def _too_few(state: UpdateState) -> str:
-    return f"engines left: {len(state.live)}, needed: {state.at_least}"

@@ -25,11 +25,13 @@ CUDA = {"engine": "sglang", "sglang_device": "cuda"}
     ],
 )
 def test_twice_what_three_engines_run_where_that_is_known(options: dict[str, Any], room: float) -> None:
-    assert request_room(RunConfig.model_validate(REQUIRED | options), range(3))() == room
+    assert request_room(RunConfig.model_validate(REQUIRED | options), lambda: 3)() == room
 
 
 def test_engines_that_join_have_room() -> None:
     engines = ["e0"]
-    room = request_room(RunConfig.model_validate(REQUIRED | {"engine_max_running_requests": 8}), engines)
+    room = request_room(
+        RunConfig.model_validate(REQUIRED | {"engine_max_running_requests": 8}), lambda: len(engines)
+    )
     engines.append("e1")
     assert room() == 32.0

@@ -129,6 +129,23 @@ def test_effects_of_a_good_update() -> None:
     assert (state.phase, effects) == (Phase.COMMITTED, (Commit(ENGINES),))
 
 
+HALVES = (frozenset({"p1", "p2"}), frozenset({"d1", "d2"}))
+
+
+@pytest.mark.parametrize(
+    "lost, phase",
+    [(("p1", "d2"), Phase.PREPARING), (("p1", "p2"), Phase.ABORTED), (("d2", "d1"), Phase.ABORTED)],
+)
+def test_an_update_needs_one_engine_of_each_half_of_the_pairs(lost: tuple[str, ...], phase: Phase) -> None:
+    engines = ("p1", "p2", "d1", "d2")
+    state = run(Begin(engines, 1, HALVES), Published(ROOT), *(Failed(name, "gone") for name in lost))
+    assert state.phase is phase
+    if phase is Phase.ABORTED:
+        names = ", ".join(sorted(lost))
+        assert f"of {names} none is left" in state.reason
+    assert run(Begin(("d1", "d2"), 1, HALVES)).phase is Phase.ABORTED, "no prefill engine takes part"
+
+
 @pytest.mark.parametrize("required", [("x", "x"), ()])
 def test_engines_are_named_once_and_there_is_one(required: tuple[str, ...]) -> None:
     """Without one it would commit by itself; with one twice it could never."""

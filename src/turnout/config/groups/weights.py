@@ -64,7 +64,7 @@ class WeightOptions(Options):
     min_engines: int | None = option(
         None,
         "Engines that an update needs. One that fails is fenced, and the run goes on as long as so many are left.",
-        unset="all, or 1 with --use-fault-tolerance",
+        unset="all, or 1 with --use-fault-tolerance (of PD pairs 1 of each half)",
         ge=1,
     )
     max_engine_lag: int = option(

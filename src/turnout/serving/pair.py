@@ -1,0 +1,83 @@
+"""One streamed request to whoever answers it: one engine, or the two halves of a PD pair.
+
+A pair gets the same body twice; the decode engine's stream is the answer (docs/guides/pd.md). Promises: a room is
+used once; where the prefill half refuses, ends as an abort or is gone before the first token came, the stream ends
+at once, with an abort or that engine's error, and the other half is told by the closed connection; nothing is left
+behind when the stream is closed, and no wait is longer than the request's deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from turnout.core.errors import DeadlineExceeded, EngineError, EngineRefused
+from turnout.core.types import Finish, but
+from turnout.protocol.pd import ROOM_BITS, Bootstrap
+from turnout.protocol.sglang import GenerateReply, GenerateRequest
+from turnout.protocol.stream import PartialReply
+from turnout.serving.client import EngineClient
+
+ENDS_S = 1.0
+Item = PartialReply | GenerateReply
+
+
+def random_room() -> int:
+    """A number that names one split request. A simulator passes its own."""
+    return secrets.randbits(ROOM_BITS)
+
+
+@dataclass(frozen=True)
+class Way:
+    """Who answers a request: `engine`, after `first` computed the prompt and the first token where there is one."""
+
+    engine: EngineClient
+    first: EngineClient | None = None
+
+    def made(self, item: PartialReply, start: bool) -> list[tuple[PartialReply, str]]:
+        """The tokens of an item, by the id of the engine that made them; `start`: it is a request's first."""
+        if self.first is None or not start:
+            return [(item, self.engine.engine_id)]
+        head, tail = item.parted()
+        parts = [(head, self.first.engine_id)]
+        return [*parts, (tail, self.engine.engine_id)] if tail.output_ids else parts
+
+    def stream(
+        self, request: GenerateRequest, deadline_s: float, room: Callable[[], int] = random_room
+    ) -> AsyncGenerator[Item, None]:
+        """As turnout.serving.client.EngineClient.generate_stream."""
+        if self.first is None:
+            return self.engine.generate_stream(request, deadline_s)
+        port = self.first.bootstrap_port
+        if port is None:
+            raise self.first.fault(EngineRefused, "rollout", "a prefill engine without a bootstrap port")
+        where = Bootstrap(self.first.address.host, port, room())
+        return self._split(self.first, but(request, bootstrap=where), deadline_s)
+
+    async def _split(
+        self, first: EngineClient, request: GenerateRequest, deadline_s: float
+    ) -> AsyncGenerator[Item, None]:
+        prompt = asyncio.ensure_future(first.prefill(request, deadline_s))
+        stream = self.engine.generate_stream(request, deadline_s)
+        begun = asyncio.ensure_future(anext(stream))
+        try:
+            await asyncio.wait({prompt, begun}, return_when=asyncio.FIRST_COMPLETED)
+            if not begun.done():
+                why = prompt.result()
+                if why:
+                    yield GenerateReply("", (), (), Finish.ABORT, why, (), len(request.input_ids), 0)
+                    return
+            yield await begun
+            async for item in stream:
+                yield item
+        finally:
+            if begun.done():  # the first token came over: the other half is about to end
+                with contextlib.suppress(EngineError, DeadlineExceeded):
+                    await self.engine.clock.within(ENDS_S, f"{first.engine_id} to end its half", prompt)
+            for task in (prompt, begun):
+                task.cancel()
+            await asyncio.gather(prompt, begun, return_exceptions=True)
+            await stream.aclose()
