@@ -9,6 +9,8 @@ from typing import Any
 
 from tests.process.run_process import of_kind, train
 
+PREFILL, DECODE = "actor.prefill1-0", "actor.decode2-0"
+
 
 def engines_of(run: Path) -> list[list[tuple[int, str]]]:
     """For each trajectory, how many tokens in a row which engine made."""
@@ -52,9 +54,9 @@ def test_a_run_on_a_pair_is_that_of_one_engine_bit_for_bit(tmp_path: Path) -> No
         digests.append(of_kind(tmp_path / name, "VersionPublished")[-1]["root"])
     assert digests[0] == digests[1]
     for runs in engines_of(tmp_path / "pair"):
-        assert [name for _, name in runs] in (["prefill-0", "decode-0"], ["prefill-0"]) and runs[0][0] == 1
+        assert [name for _, name in runs] in ([PREFILL, DECODE], [PREFILL]) and runs[0][0] == 1
     last = of_kind(tmp_path / "pair", "VersionPublished")[-1]["version"]
     proved = {
         row["engine"] for row in of_kind(tmp_path / "pair", "VersionAttested") if row["version"] == last
     }
-    assert proved == {"prefill-0", "decode-0"}
+    assert proved == {PREFILL, DECODE}

@@ -111,6 +111,8 @@ MISTAKES = [
     (TWO.replace("65536", "128"), [], "group 2 (regular): --engine-max-total-tokens = 128: one request of up to"),
     (TWO.replace("max-total-tokens: 65536", "quantization: int8"), [], "several ranks -> use one rank per engine"),
     (TWO, ["--rollout-num-engines", "2"], "--rollout-num-engines = 2: --sglang-config says which engines"),
+    (PD.replace(", num_gpus_per_engine: 2", ""), ["--min-engines", "1"],
+     "--min-engines = 1: half of a pair answers nothing"),
     (TWO, ["--min-engines", "5"], "--min-engines = 5: the run has 4 engines that are updated"),
 ]  # fmt: skip
 
