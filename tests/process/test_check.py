@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,13 +182,23 @@ def test_a_directory_that_is_read_only(site: Site) -> None:
     assert failing(rows) == ["weight directory"], rows
 
 
-def as_user(words: list[str]) -> dict[str, Row]:
+def test_too_few_devices(site: Site, tmp_path: Path) -> None:
+    """A run that starts two SGLangs beside its trainer, with one GPU to be seen. The package is an empty one."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    words = ["--engine", "sglang", "--rollout-num-engines", "2", "--json"]
+    rows = as_user(site.words(*words), paths=[str(tmp_path)], CUDA_VISIBLE_DEVICES="0")
+    assert failing(rows) == ["devices"], rows
+
+
+def as_user(words: list[str], paths: Sequence[str] = (), **extra: str) -> dict[str, Row]:
     def give_up_overriding() -> None:
         ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE: fails for who has it not
 
+    inherited = os.environ.get("PYTHONPATH", "")
     done = subprocess.run(
         [sys.executable, "-m", "turnout.cli.main", "check", *words],
-        env=environment(PYTHONPATH=os.pathsep.join([str(NO_TORCH), os.environ.get("PYTHONPATH", "")])),
+        env=environment(PYTHONPATH=os.pathsep.join([str(NO_TORCH), *paths, inherited]), **extra),
         cwd=ROOT,
         capture_output=True,
         text=True,

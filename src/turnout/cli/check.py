@@ -23,7 +23,7 @@ from turnout.serving.checklist.engines import Look
 from turnout.serving.checklist.facts import Deployment, HereFacts, ModelFacts
 from turnout.serving.checklist.folder import Prober
 from turnout.serving.checklist.group import try_group
-from turnout.serving.checklist.here import model_facts, proxies, store_facts
+from turnout.serving.checklist.here import model_facts, proxies, sglang_findings, store_facts
 from turnout.serving.checklist.lines import exit_status, refused, render
 from turnout.serving.checklist.verdicts import lines
 from turnout.serving.client import EngineClient
@@ -87,7 +87,8 @@ async def _deployment(config: RunConfig, deep: bool, deadline_s: float) -> Deplo
     group = None
     if config.update_weight_transport == "group" and up:
         group = await try_group(up, _access(config).admin_key, clock, deadline_s)
-    here = HereFacts(model, store, visible_gpus() or 0, proxies(os.environ))
+    programs = await sglang_findings(config, plans, clock)
+    here = HereFacts(model, store, visible_gpus(), proxies(os.environ), programs)
     return Deployment(config, here, plans, engines, group)
 
 

@@ -39,12 +39,12 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class HereFacts:
-    """This machine. `devices` are its CUDA devices; `proxies` the proxy variables of the environment; `sglang` what
-    was found of --sglang-python, None where the run starts none."""
+    """This machine. `gpus`: how many a process sees, None: not known; `proxies`: names of variables that are set;
+    `sglang`: what was found of --sglang-python, empty where the run starts none."""
 
     model: ModelFacts
     store: StoreFacts
-    devices: int
+    gpus: int | None
     proxies: tuple[str, ...]
     sglang: tuple[Finding, ...] = ()
 

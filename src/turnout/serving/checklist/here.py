@@ -11,16 +11,24 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from turnout.core.errors import WeightError
+from turnout.config.run_config import RunConfig
+from turnout.config.sglang_arguments import package_of
+from turnout.core.errors import ConfigError, DeadlineExceeded, WeightError
+from turnout.core.ports import Clock
 from turnout.placement.processes import PROXY_VARIABLES
 from turnout.protocol.folder_probe import probe_file
 from turnout.serving.checklist.facts import ModelFacts, StoreFacts
+from turnout.serving.checklist.lines import Finding, failed, proved, unknown
+from turnout.serving.roster import EnginePlan, Program
+from turnout.serving.sglang_launcher import find_sglang
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
 
+CHECKED_SGLANG = "0.5.23"
 DIGESTED_BYTES = 16 << 30  # more is read with --deep only
 
 
@@ -74,6 +82,29 @@ def _free_bytes(folder: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+async def sglang_findings(
+    config: RunConfig, plans: Sequence[EnginePlan], clock: Clock
+) -> tuple[Finding, ...]:
+    """Whether the SGLang that the run would start is there; nothing of it is run. None for a run that starts
+    none."""
+    if all(plan.program is not Program.SGLANG for plan in plans):
+        return ()
+    python = sys.executable if config.sglang_python is None else config.sglang_python
+    try:
+        await find_sglang(Path(python), clock)
+    except ConfigError as fault:
+        return (failed(fault.faults[0].reason, python),)
+    except DeadlineExceeded as fault:
+        return (unknown(str(fault), python),)
+    package = package_of(config.sglang_python)
+    beside = () if package is None else package.parent.glob("sglang-*.dist-info")
+    version = next((path.name.split("-")[1].removesuffix(".dist") for path in beside), "")
+    if version == CHECKED_SGLANG:
+        return (proved(f"SGLang {version}", python),)
+    seen = f"version {version or 'not told'}; this program was checked against SGLang {CHECKED_SGLANG}"
+    return (unknown(seen, python),)
 
 
 def proxies(environment: Mapping[str, str]) -> tuple[str, ...]:

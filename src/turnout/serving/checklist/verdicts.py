@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from turnout.config.run_config import RunConfig
 from turnout.serving.checklist.facts import Deployment, EngineFacts
+from turnout.serving.checklist.here import CHECKED_SGLANG
 from turnout.serving.checklist.lines import OPTIONS_CLAIM, Finding, Line, failed, proved, unknown
 from turnout.serving.roster import Program
 from turnout.serving.weights_client import DELTA_FORMATS
 from turnout.weights.retention import FULL_KEPT
 
 UNTOUCHED = "default"  # the label of weights that no update has touched
-CHECKED_SGLANG = "0.5.23"
 DTYPES = {"half": "float16", "float": "float32"}  # other names that SGLang takes
 DELTA_SHARE = 0.1  # of the weights in one delta: more than most at learning rates of RL (docs/benchmarks.md)
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
@@ -223,14 +223,15 @@ def _lacks(c: RunConfig, engine: EngineFacts) -> str:
 
 
 def devices(d: Deployment) -> Iterator[Finding]:
-    c = d.config
-    cuda = [plan for plan in d.plans if plan.program is Program.SGLANG and c.sglang_device == "cuda"]
-    if cuda:
-        needed = 1 + max(device for plan in cuda for device in plan.devices)
-        seen = f"{len(cuda)} engines and the trainer need {needed} CUDA devices, {d.here.devices} are here"
-        yield proved(seen) if needed <= d.here.devices else failed(seen)
+    on_gpus = [p for p in d.plans if p.program is Program.SGLANG and d.config.sglang_device == "cuda"]
+    there, needed = d.here.gpus, 1 + max((gpu for plan in on_gpus for gpu in plan.devices), default=-1)
+    seen = f"{len(on_gpus)} engines lie on GPUs up to number {needed - 1}"
+    if not needed:
+        yield proved("no engine that the run starts needs a GPU")
+    elif there is None:
+        yield unknown(f"{seen}; GPUs of another maker than NVIDIA are not seen from here")
     else:
-        yield proved("no engine that the run starts needs a device")
+        yield (proved if needed <= there else failed)(f"{seen}, counted from 0; {there} are visible")
 
 
 def sglang_program(d: Deployment) -> Iterator[Finding]:
