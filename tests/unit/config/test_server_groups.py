@@ -7,7 +7,6 @@ from dataclasses import fields
 import pytest
 
 from tests.unit.config.conftest import faults_of
-from turnout.config import load
 from turnout.config.check_topology import GIVEN_ELSEWHERE, OVERRIDES
 from turnout.config.run_config import RunConfig
 from turnout.engine.settings import EngineSettings
@@ -62,14 +61,17 @@ def test_groups_with_all_values_decided(write):
 
 
 @pytest.mark.parametrize(
-    ("words", "engines"),
-    [([], 1), (["--rollout-num-engines", "3"], 3), (["--rollout-num-gpus", "4"], 4), (["--colocate"], 1),
-     (["--colocate", "--rollout-num-gpus", "2"], 2),
-     (["--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"], 2)],
+    ("given", "engines"),
+    [({}, (1, 8)), ({"rollout_num_engines": 3}, (3, 3)), ({"rollout_num_gpus": 0}, (0, 0)),
+     ({"rollout_num_gpus": 4}, (4, 4)), ({"rollout_num_gpus_per_engine": 2}, (1, 4)),
+     ({"rollout_num_gpus": 4, "rollout_num_gpus_per_engine": 2}, (2, 2))],
 )  # fmt: skip
-def test_engines_without_a_file(write, words, engines):
-    (group,) = load(write(), words).groups
-    assert (group.label, group.engines, group.updated) == ("engine", engines, True)
+def test_engines_without_a_file(given, engines):
+    """Beside a trainer of 8 devices, and on its devices: 0 is a number, and not the same as nothing."""
+    required = {"hf_checkpoint": "m", "prompt_data": "p", "actor_num_nodes": 2, "actor_num_gpus_per_node": 4}
+    for colocate, count in zip((False, True), engines, strict=True):
+        (group,) = RunConfig.model_validate(required | given | {"colocate": colocate}).groups
+        assert (group.label, group.engines, group.updated) == ("engine", count, True)
 
 
 def test_the_model_of_the_actor_by_its_path(write, folder):
