@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
 from turnout.config.check_schedule import SCHEDULE_CHECKS, update_policy_fits
@@ -342,6 +343,7 @@ def groups_fit(c: RunConfig) -> Iterator[Fault]:
 
 CHECKS: tuple[Check, ...] = (
     *SGLANG_CHECKS,
+    *EXTERNAL_CHECKS,
     *TOPOLOGY_CHECKS,
     groups_fit,
     *SCHEDULE_CHECKS,

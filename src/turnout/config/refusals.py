@@ -27,7 +27,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "use_slime_router": ("a request router", "leave it out: requests go to the engines directly"),
     "debug_rollout_only": ("rollouts without a trainer", "train for few steps, or use `turnout bench`"),
     "debug_train_only": ("training on stored rollouts", "train for few steps"),
-    "rollout_external_engine_addrs": ("engines run by someone else", "let the run start its own engines"),
     **dict.fromkeys(
         (
             "tensor_model_parallel_size",

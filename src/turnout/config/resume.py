@@ -25,6 +25,8 @@ MAY_DIFFER = frozenset(
             "admin_token_env",
         ),
         # how many engines, ranks and threads there are, and how large the engines' caches
+        *("rollout_external_engine_addrs", "rollout_external_engine_file", "rollout_engine_ca_file"),
+        *("rollout_engine_api_key_env", "rollout_engine_admin_key_env"),
         *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
         *("sglang_config", "rollout_num_gpus", "num_gpus_per_node", "colocate"),
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),

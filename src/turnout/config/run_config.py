@@ -17,6 +17,7 @@ from turnout.config.groups.algorithm import (
 )
 from turnout.config.groups.data import DataOptions, EvalOptions
 from turnout.config.groups.engine import EngineOptions
+from turnout.config.groups.external import ExternalOptions
 from turnout.config.groups.model import ModelOptions
 from turnout.config.groups.rollout import RewardOptions, RolloutOptions
 from turnout.config.groups.run import RunOptions, SeeingOptions
@@ -36,6 +37,7 @@ GROUPS: tuple[type[Options], ...] = (
     ScheduleOptions,
     EngineOptions,
     TopologyOptions,
+    ExternalOptions,
     AlgorithmOptions,
     OffPolicyOptions,
     OptimizerOptions,
@@ -55,6 +57,7 @@ class RunConfig(
     ScheduleOptions,
     EngineOptions,
     TopologyOptions,
+    ExternalOptions,
     AlgorithmOptions,
     OffPolicyOptions,
     OptimizerOptions,
@@ -147,9 +150,11 @@ class RunConfig(
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Every group of engines, placeholders too; raises ConfigError where the file of --sglang-config is no
-        good."""
+        """Every group of engines that the run starts, placeholders too; raises ConfigError where the file of
+        --sglang-config is no good."""
         ranks = self.rollout_num_gpus_per_engine
+        if self.external:
+            return ()
         if self.sglang_config is not None:
             unsaid = Unsaid(self.hf_checkpoint, ranks, self.engine)
             return groups_of(Path(self.sglang_config).expanduser().resolve(), unsaid)
@@ -160,13 +165,20 @@ class RunConfig(
         return (Group(flag, "engine", "default", "regular", count * ranks, ranks, self.engine, updated=True),)
 
     @property
+    def external(self) -> bool:
+        """Whether somebody else runs the engines."""
+        return bool(self.rollout_external_engine_addrs) or self.rollout_external_engine_file is not None
+
+    @property
     def programs(self) -> set[str]:
         """The programs that serve in this run."""
         return {group.program for group in self.groups if group.engines}
 
     @property
     def updated_engines(self) -> int:
-        """Engines that get the trainer's weights."""
+        """Engines that get the trainer's weights, those of --rollout-external-engine-file not counted."""
+        if self.external:
+            return len(self.rollout_external_engine_addrs)
         return sum(group.engines for group in self.groups if group.updated)
 
     @property
@@ -184,8 +196,9 @@ class RunConfig(
         """How many engines the run can't do without."""
         if self.min_engines is not None:
             return self.min_engines
+        may_be_less = self.use_fault_tolerance or self.rollout_external_engine_file is not None
         fewest = 2 if self.in_halves else 1
-        return fewest if self.use_fault_tolerance else self.updated_engines
+        return fewest if may_be_less else self.updated_engines
 
     @property
     def in_halves(self) -> bool:

@@ -207,8 +207,11 @@ class Server:
         return [f"{FORMAT}/{FORMAT_VERSION}", DELTA_BUCKET] if takes else []
 
     def _model_row(self) -> dict[str, Any]:
-        path = str(self.settings.model_path)
+        path, config = str(self.settings.model_path), self.compute.model.config
         return {
+            "model_type": config.model_type,
+            "architectures": config.architectures,
+            "vocab_size": self.compute.model.shape.vocab_size,
             "model_path": path,
             "tokenizer_path": path,
             "served_model_name": self.settings.model_name,

@@ -31,6 +31,7 @@ from turnout.schedule.checkpoints import RunCheckpoints
 from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
+from turnout.schedule.external import beginning_roster
 from turnout.schedule.inputs import RunInputs
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
@@ -42,7 +43,6 @@ from turnout.schedule.resume import (
     standing_versions,
 )
 from turnout.schedule.resume_ledger import returning_groups
-from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import Around, RunEngines
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.stall_watch import Parties
@@ -54,6 +54,7 @@ from turnout.schedule.weight_plane import (
     open_plane,
 )
 from turnout.serving.client import EngineClient
+from turnout.serving.external import ExternalEngines
 from turnout.serving.launcher import Engine, launch
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
@@ -90,12 +91,17 @@ class RunOutcome:
     final_folder: Path | None = None
 
 
-async def launched(run: Run, model: Path, plan: EnginePlan) -> Engine:
-    """Starts an engine; `model` is the run's checkpoint."""
+async def launched(run: Run, model: Path, external: ExternalEngines, plan: EnginePlan) -> Engine:
+    """Starts an engine, or connects to it; `model` is the run's checkpoint."""
     config, folders = run.config, (run.paths.engines, run.paths.weights)
+    if plan.program is Program.EXTERNAL:
+        return await external.connect(plan, config.engine_start_timeout_s)
     if plan.program is Program.SGLANG:
-        return await launch_sglang(wiring.sglang_launch(config, plan, model, folders[0]), run.clock)
-    return await launch(wiring.engine_launch(config, plan, model, folders), run.clock)
+        engine = await launch_sglang(wiring.sglang_launch(config, plan, model, folders[0]), run.clock)
+    else:
+        engine = await launch(wiring.engine_launch(config, plan, model, folders), run.clock)
+    engine.client.plan = plan
+    return engine
 
 
 class Incarnation:
@@ -215,9 +221,9 @@ class Incarnation:
         config = self.config
         self.paths.weights.mkdir(parents=True, exist_ok=True)
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
-        jobs = [trainer.start(settings), *map(self._engines.start, roster(config))]
+        engines = self._engines.begin(beginning_roster(config), config.engines_needed)
         with self._phases("start"):
-            results = await asyncio.gather(*jobs, return_exceptions=True)
+            results = await asyncio.gather(trainer.start(settings), engines, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from turnout.config.check_external import ADDRESSES
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.placement.layout import Device, Seat, Wanted, place, sizes
+from turnout.serving.external import plans_of
 from turnout.serving.roster import EnginePlan, Program, WorkerType
 
 
 def roster(config: RunConfig) -> tuple[EnginePlan, ...]:
     """Every engine that the run starts or connects to, in a fixed order, each with an id of its own. Its devices
     are numbers of this machine."""
+    if config.external:
+        return plans_of(config.rollout_external_engine_addrs, ADDRESSES)
     wanted = Wanted(config.actor_gpus, config.groups, config.colocate)
     layout = place(wanted, [Device("localhost", index) for index in range(sizes(wanted).total)])
     return tuple(map(_plan, layout.seats))

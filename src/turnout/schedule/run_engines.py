@@ -1,19 +1,31 @@
-"""The engines that a run starts itself: started side by side, watched while it works, stopped with it.
+"""The engines of a run: started side by side, or asked where somebody else runs them; watched while it works, added
+and removed, stopped with it.
 
 Promises: an engine that ends, or answers no probe, is told once for each of its lives, with its phase and its last
 version; what of it still runs then is killed before it is started again. A new life has the same id and another
 port, and takes part only as the updater lets it join. Restarts have a budget and growing pauses; where too few
 engines are left for an update the run ends with the last death. After `stop` no process of an engine is left.
+One that somebody else runs is never stopped, nor started: its next life begins when something answers at its
+address again, for which it is asked without a limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, EngineError, EngineRefused
+from turnout.core.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineBusy,
+    EngineDead,
+    EngineError,
+    EngineRefused,
+    InvariantBroken,
+)
 from turnout.core.events import EngineReady
 from turnout.core.ports import Clock, EventSink
 from turnout.core.waits import ENGINES, Waits
@@ -23,10 +35,11 @@ from turnout.placement.tasks import first
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
-from turnout.serving.roster import EnginePlan
+from turnout.serving.roster import EnginePlan, Program
 from turnout.weights.quorum import Sides, lacking
 
 LAST_WORDS_S = 2.0
+LATE_S = 5.0  # as long all engines are waited for, even where fewer would do
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,9 @@ class RunEngines:
         self, start: Callable[[EnginePlan], Awaitable[Engine]], events: EventSink, clock: Clock, waits: Waits
     ) -> None:
         self._start, self._events, self._clock, self._waits = start, events, clock, waits
+        self._watched: tuple[Care, Around] | None = None
+        self._watches: dict[str, asyncio.Task[EngineDead]] = {}
+        self._news = asyncio.Event()
         self._plans: dict[str, EnginePlan] = {}
         self._engines: dict[str, Engine] = {}
         self._health: dict[str, Health] = {}
@@ -83,8 +99,77 @@ class RunEngines:
         return [self._engines[name].client for name, plan in plans if plan.updated and name in self._engines]
 
     def views(self) -> tuple[EngineView, ...]:
-        known = [(self._engines[name], self._health[name]) for name in self._plans if name in self._engines]
-        return tuple(EngineView(e.engine_id, _state_of(e, health), e.client.version) for e, health in known)
+        return tuple(self._view(name) for name in self._plans)
+
+    def _view(self, name: str) -> EngineView:
+        engine = self._engines.get(name)
+        if engine is None:
+            return EngineView(name, Life.STARTING.value, "none")
+        return EngineView(name, _state_of(engine, self._health[name]), engine.client.version)
+
+    @property
+    def plans(self) -> dict[str, EnginePlan]:
+        """What was asked for, by engine id."""
+        return dict(self._plans)
+
+    def client(self, name: str) -> EngineClient | None:
+        """None: it has not served yet."""
+        engine = self._engines.get(name)
+        return None if engine is None else engine.client
+
+    async def begin(self, plans: Sequence[EnginePlan], needed: int) -> None:
+        """Starts all of them. Raises what went wrong, of all. Of engines that somebody else runs it is enough that
+        `needed` answer: the others may be late, and join when they do."""
+        tasks = [asyncio.ensure_future(self.start(plan)) for plan in plans]
+        external = all(plan.program is Program.EXTERNAL for plan in plans)
+        pending, end, wrong = set(tasks), self._clock.now() + LATE_S, False
+        try:
+            while pending and not wrong:
+                left = max(0.0, end - self._clock.now()) if external else 0.0
+                if external and not left and len(self._engines) >= needed:
+                    break
+                done, pending = await asyncio.wait(
+                    pending, timeout=left or None, return_when=asyncio.FIRST_COMPLETED
+                )
+                wrong = any(isinstance(task.exception(), ConfigError) for task in done)
+        finally:
+            for task in pending:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        faults = [fault for fault in results if isinstance(fault, BaseException)]
+        _raise_all(faults, enough=external and len(self._engines) >= needed)
+
+    async def add(self, plan: EnginePlan) -> EngineClient:
+        """While `during` runs: starts an engine, or connects to it, and has it join and watched. Raises EngineError
+        or ConfigError where it does not serve; nothing is left of it then."""
+        try:
+            await self.start(plan)
+        except BaseException:
+            self._forget(plan.engine_id)
+            raise
+        self._watch(plan.engine_id, new=True)
+        return self._engines[plan.engine_id].client
+
+    def expect(self, plan: EnginePlan) -> None:
+        """While `during` runs: has an engine join once it answers."""
+        self._plans[plan.engine_id] = plan
+        self._health[plan.engine_id] = Health()
+        self._watch(plan.engine_id)
+
+    async def remove(self, name: str) -> None:
+        """The run has no such engine any more; a process of ours is stopped."""
+        watch = self._watches.pop(name, None)
+        if watch is not None:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        engine = self._engines.get(name)
+        self._forget(name)
+        if engine is not None:
+            await engine.stop()
+
+    def _forget(self, name: str) -> None:
+        for table in (self._plans, self._engines, self._health):
+            table.pop(name, None)
 
     async def start(self, plan: EnginePlan) -> None:
         name = plan.engine_id
@@ -92,7 +177,6 @@ class RunEngines:
         health = self._health.setdefault(name, Health())
         with self._waits(ENGINES, f"engine {name}", "it to serve"):
             engine = self._engines[name] = await self._start(plan)
-        engine.client.plan = plan
         self._health[name] = health.after(Sign.SERVES)
         what = (plan.updated, plan.model, plan.worker_type.value, list(plan.devices))
         url, pid = engine.client.address.url, engine.process.pid
@@ -118,36 +202,60 @@ class RunEngines:
     async def during(self, work: Coroutine[Any, Any, None], care: Care, around: Around) -> None:
         """Runs `work` beside a watch on every engine. Raises EngineDead where those that are left are too few."""
         main = asyncio.ensure_future(work)
-        lives = {asyncio.ensure_future(self._lives(name, care, around)): name for name in self._engines}
-        watches = tuple(lives)
+        self._watched = care, around
+        for name in self._plans:
+            self._watch(name)
         try:
             while not main.done():
-                await asyncio.wait({main, *lives}, return_when=asyncio.FIRST_COMPLETED)
-                if main.done() and main.exception() is not None and lives:
+                await self._something(main)
+                if main.done() and main.exception() is not None and self._watches:
                     # A cut connection is often the first sign of a death; the process tells more.
+                    lives = self._watches.values()
                     await asyncio.wait(lives, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
-                for life in [life for life in lives if life.done()]:
-                    del lives[life]
-                    if lacking(lives.values(), care.needed, care.sides):
-                        raise life.result()
-                    then = f"the run goes on with {len(lives)} (--min-engines {care.needed})"
-                    around.lost(life.result(), then)
+                for name in [name for name, watch in self._watches.items() if watch.done()]:
+                    death, left = self._watches.pop(name).result(), len(self._watches)
+                    if lacking(self._watches, care.needed, care.sides):
+                        raise death
+                    around.lost(death, f"the run goes on with {left} (--min-engines {care.needed})")
             main.result()
         finally:
-            for task in (main, *watches):
+            self._watched, tasks = None, (main, *self._watches.values())
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(main, *watches, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _something(self, main: asyncio.Future[None]) -> None:
+        """Waits for the end of the work or of an engine, or for an engine that is added."""
+        self._news.clear()
+        news = asyncio.ensure_future(self._news.wait())
+        await asyncio.wait({main, news, *self._watches.values()}, return_when=asyncio.FIRST_COMPLETED)
+        news.cancel()
+        await asyncio.gather(news, return_exceptions=True)
+
+    def _watch(self, name: str, new: bool = False) -> None:
+        if self._watched is None:
+            raise InvariantBroken("engines are added while the run watches them")
+        self._watches[name] = asyncio.ensure_future(self._lives(name, *self._watched, new))
+        self._news.set()
 
     async def stop(self) -> list[str]:
         """Stops all of them; what could not be stopped."""
         engines = self._engines.values()
         stopped = await asyncio.gather(*(engine.stop() for engine in engines), return_exceptions=True)
         faults = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
-        return faults + [f"process {engine.process.pid}" for engine in engines if engine.process.alive]
+        ours = [engine.process for engine in engines if engine.process.pid is not None]
+        return faults + [f"process {process.pid}" for process in ours if process.alive]
 
-    async def _lives(self, name: str, care: Care, around: Around) -> EngineDead:
-        """Watches an engine and starts it again, as often as the budget allows. Why its last life ended."""
-        death, restarts = await self._death(name, care, around), care.restarts
+    async def _lives(self, name: str, care: Care, around: Around, new: bool) -> EngineDead:
+        """Watches an engine and starts it again, as often as the budget allows. Why its last life ended. `new`: it
+        has yet to join."""
+        external = self._plans[name].program is Program.EXTERNAL
+        restarts = sys.maxsize if external and care.restarts else care.restarts
+        again = "asked" if external else "started"
+        if name not in self._engines:
+            death = await self._next_life(name, care, around)
+        else:
+            death = await (self._newcomer if new else self._death)(name, care, around)
         while True:
             self._health[name], pause_s = self._health[name].again(restarts, self._clock.now())
             if pause_s is None and restarts:
@@ -155,20 +263,30 @@ class RunEngines:
                 return EngineDead(death.engine_id, death.phase, death.last_version, spent)
             if pause_s is None:
                 return death
-            around.lost(death, f"it is started again in {pause_s:g} s")
+            around.lost(death, f"it is {again} again in {pause_s:g} s")
             with self._waits(ENGINES, f"engine {name}", "its next life"):
-                await self._engines[name].process.stop(STOP_GRACE_S)
+                if name in self._engines:
+                    await self._engines[name].process.stop(STOP_GRACE_S)
                 await self._clock.sleep(pause_s)
             death = await self._next_life(name, care, around)
 
     async def _next_life(self, name: str, care: Care, around: Around) -> EngineDead:
         """Starts the engine and has it join; why this life ended."""
-        before = self._engines[name].client
+        before = self.client(name)
         try:
             await self.start(self._plans[name])
-        except EngineError as fault:
+        except (EngineError, ConfigError) as fault:
             self._health[name] = self._health[name].after(Sign.ENDED)
-            return EngineDead(before.engine_id, "start", "none", fault.reason)
+            why = fault.reason if isinstance(fault, EngineError) else str(fault)
+            return EngineDead(name, "start", "none", why)
+        try:
+            return await self._newcomer(name, care, around)
+        finally:
+            if before is not None:
+                await before.close()  # until the new life had joined, an update still asked the old one
+
+    async def _newcomer(self, name: str, care: Care, around: Around) -> EngineDead:
+        """Has an engine that serves join; why this life ended."""
         joins = asyncio.ensure_future(around.joins(self._engines[name].client))
         death = asyncio.ensure_future(self._death(name, care, around))
         try:
@@ -181,7 +299,6 @@ class RunEngines:
             for task in (joins, death):
                 task.cancel()
             await asyncio.gather(joins, death, return_exceptions=True)
-            await before.close()  # until the new life had joined, an update still asked the old one
 
     async def _death(self, name: str, care: Care, around: Around) -> EngineDead:
         """Waits until the process has ended or counts as dead."""
@@ -219,9 +336,25 @@ async def _probed(engine: Engine, timeout_s: float) -> tuple[Sign, str]:
     return Sign.ANSWERED, ""
 
 
+def _raise_all(faults: list[BaseException], enough: bool) -> None:
+    """All that a user can mend at once; else engines that did not answer, where the run can't do without them."""
+    mend = [fault for wrong in faults if isinstance(wrong, ConfigError) for fault in wrong.faults]
+    if mend:
+        raise ConfigError(mend)
+    silent = [fault for fault in faults if isinstance(fault, EngineError)]
+    for fault in faults:
+        if not isinstance(fault, EngineError | asyncio.CancelledError):
+            raise fault
+    if len(silent) == 1 and not enough:
+        raise silent[0]
+    if silent and not enough:
+        names, why = ", ".join(f.engine_id for f in silent), "; ".join(f.reason for f in silent)
+        raise EngineError(names, "start", "none", why)
+
+
 def _state_of(engine: Engine, health: Health) -> str:
     if health.state in (Life.STARTING, Life.SUSPECT):
         return health.state.value
-    if not engine.process.alive:
+    if health.state in (Life.DOWN, Life.GONE) or not engine.process.alive:
         return "dead"
     return "fenced" if engine.client.holds is None and engine.client.version != "none" else "ready"

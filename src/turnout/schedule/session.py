@@ -23,6 +23,7 @@ from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.untold import untold
 from turnout.schedule.checkpoint_contents import Written
+from turnout.schedule.external import external_engines
 from turnout.schedule.incarnation import Incarnation, Run, RunOutcome, launched
 from turnout.schedule.inputs import RunInputs
 from turnout.schedule.limits import RunLimits
@@ -57,6 +58,7 @@ class Session:
         where `limits` cut it off."""
         run, clock = self._run, self._run.clock
         started, paths, begin = clock.now(), run.paths, run.beginning
+        external = external_engines(run.config, inputs.model, clock)
         async with AsyncExitStack() as stack:
             claim = Claim.of_this_process(clock, begin.incarnation)
             ledger = stack.enter_context(open_ledger(paths, run.run_id, begin, claim))
@@ -65,7 +67,8 @@ class Session:
             before = earlier_events(paths.events)
             points = earlier_points(before, opening)
             events = stack.enter_context(EventLog(paths.events, clock, take_over=True))
-            self._engines = RunEngines(partial(launched, run, inputs.model), events, clock, phases.waits)
+            start = partial(launched, run, inputs.model, external)
+            self._engines = RunEngines(start, events, clock, phases.waits)
             board = paths.tensorboard if run.config.tensorboard else None
             metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))
             stack.enter_context(panel)

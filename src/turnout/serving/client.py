@@ -155,12 +155,19 @@ class EngineClient:
         """Returns when the engine answers /health with 200; raises as every call does."""
         await self._call("/health", None, "health", deadline_s)
 
-    async def server_info(self) -> dict[str, Any]:
+    async def server_info(self, deadline_s: float = CONTROL_DEADLINE_S) -> dict[str, Any]:
         """The info object, under its new or its old name."""
+        return await self._info("server_info", deadline_s)
+
+    async def model_info(self, deadline_s: float = CONTROL_DEADLINE_S) -> dict[str, Any]:
+        """What it serves, under its new or its old name."""
+        return await self._info("model_info", deadline_s)
+
+    async def _info(self, name: str, deadline_s: float) -> dict[str, Any]:
         try:
-            return await self._call("/server_info", None, "discovery", CONTROL_DEADLINE_S)
+            return await self._call(f"/{name}", None, "discovery", deadline_s)
         except EngineRefused:
-            return await self._call("/get_server_info", None, "discovery", CONTROL_DEADLINE_S)
+            return await self._call(f"/get_{name}", None, "discovery", deadline_s)
 
     async def attest(self, deadline_s: float) -> Attestation:
         """What the engine's live weights are (GET /weight_version, ours)."""

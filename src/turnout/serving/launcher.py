@@ -10,6 +10,7 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError
 from turnout.core.ports import Clock
@@ -37,10 +38,26 @@ class EngineLaunch:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-class Engine:
-    """A running engine of ours: its process and its client."""
+class Process(Protocol):
+    """What a run asks of the process of an engine (turnout.placement.processes.ChildProcess)."""
 
-    def __init__(self, process: ChildProcess, client: EngineClient) -> None:
+    @property
+    def pid(self) -> int | None:
+        """None: a process that is not ours."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def ended(self) -> str: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class Engine:
+    """A running engine: its process and its client."""
+
+    def __init__(self, process: Process, client: EngineClient) -> None:
         self.process, self.client = process, client
 
     @property

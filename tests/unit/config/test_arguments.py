@@ -85,7 +85,6 @@ def test_underscores_in_a_flag_are_told_with_the_right_spelling():
     "flag",
     [
         "--sglang-mem-fraction-static",
-        "--rollout-external-engine-addrs",
         "--debug-rollout-only",
         "--lora-rank",
         "--speculative-draft-model",

@@ -18,7 +18,26 @@ ASYNC = ["--schedule", "async"]
 GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
+EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
+
 REFUSED = [
+    ([*EXTERNAL, "::1:80"], "--rollout-external-engine-addrs", "write host:port"),
+    ([*EXTERNAL, "http://h:1/v1"], "--rollout-external-engine-addrs", "has no path"),
+    ([*EXTERNAL, "https://H:1/"], "--rollout-external-engine-addrs", "the engine of h:1 again"),
+    (
+        ["--rollout-external-engine-addrs", "[::1]:1", "[0:0::1]:1"],
+        "--rollout-external-engine-addrs",
+        "again",
+    ),
+    ([*EXTERNAL, *STOCK], "--engine", "what they were started as"),
+    ([*EXTERNAL, "--rollout-num-engines", "2"], "--rollout-num-engines", "what they were started as"),
+    ([*EXTERNAL, "--admin-token-env", "X"], "--admin-token-env", "what they were started as"),
+    ([*EXTERNAL, "--update-weight-transport", "tensor"], "--update-weight-transport", "not on this host"),
+    ([*EXTERNAL, "--rollout-engine-ca-file", "x"], "--rollout-engine-ca-file", "no such file"),
+    ([*EXTERNAL, "--rollout-engine-ca-file", __file__], "--rollout-engine-ca-file", "by https"),
+    ([*EXTERNAL, "--min-engines", "2"], "--min-engines", "the run has 1 engines"),
+    (["--rollout-external-engine-file", "no/such"], "--rollout-external-engine-file", "no such file"),
+    (["--rollout-engine-api-key-env", "X"], "--rollout-engine-api-key-env", "starts its own engines"),
     (["--engine-restarts", "2"], "--engine-restarts", "give --use-fault-tolerance"),
     (["--sglang-device", "cpu"], "--sglang-device", "give --engine sglang"),
     (["--update-weight-transport", "checkpoint-engine"], "--update-weight-transport", "only SGLang has"),
