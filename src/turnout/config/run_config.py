@@ -266,7 +266,7 @@ class RunConfig(
     def engine_thread_count(self, cpus: int) -> int:
         """Threads of each rank of an engine on a machine with `cpus` CPUs."""
         ranks = sum(group.engines * group.ranks for group in self.groups)
-        return max(1, cpus // ranks) if self.engine_threads is None else self.engine_threads
+        return max(1, cpus // max(1, ranks)) if self.engine_threads is None else self.engine_threads
 
     def trainer_thread_count(self, cpus: int) -> int:
         """Threads of the trainer on a machine with `cpus` CPUs."""
