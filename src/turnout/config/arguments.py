@@ -1,7 +1,8 @@
 """Reading the command line: a list of arguments -> values by YAML key, and every fault found.
 
 Owns the grammar: `--name value`, `--name=value`, `--switch`, `--no-switch`, `--list a b c`, JSON for mappings,
-and `--no-name`, which makes an option "not given" again where a file gave it. A flag that stands twice counts
+and `--no-name`, which makes an option "not given" again where a file gave it. `--router-NAME` and `--sglang-NAME`
+that are no options are entries of --router-args and --sglang-args. A flag that stands twice counts
 the last time, as everywhere. Names are never shortened. Promises: it reads on after a fault.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from turnout.config.option import OptionSpec
 from turnout.config.reasons import shown
-from turnout.config.refusals import unknown_name
+from turnout.config.refusals import entry_of, unknown_name
 from turnout.core.errors import Fault
 
 MAX_DIGITS = 100
@@ -26,9 +27,11 @@ _WORDS = {"true": True, "false": False}
 
 @dataclass
 class ArgumentValues:
-    """What the command line gives, by YAML key. `refused` are options whose value could not be read."""
+    """What the command line gives, by YAML key; `inside`: entries of options that are mappings. `refused` are
+    options whose value could not be read."""
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
+    inside: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     refused: set[str] = field(default_factory=set[str])
     faults: list[Fault] = field(default_factory=list[Fault])
 
@@ -50,7 +53,11 @@ def read_arguments(argv: list[str], specs: dict[str, OptionSpec]) -> ArgumentVal
         texts = [given] if equals else following
         if spec is None:
             name = flag[2:].replace("-", "_")
-            found.faults.append(unknown_name(shown(flag), name, _joined(texts), specs))
+            entry = entry_of(name, specs) if "_" not in flag else None
+            if entry is None:
+                found.faults.append(unknown_name(shown(flag), name, _joined(texts), specs))
+            else:
+                found.inside.setdefault(entry[0], {})[entry[1]] = _loose(texts)
         else:
             _take(found, spec, texts, negated)
     return found
@@ -115,6 +122,16 @@ def _parse(spec: OptionSpec, texts: list[str]) -> Any:
     if not texts:
         raise ValueError("a value is missing")
     return _SCALARS[spec.kind](texts[0])
+
+
+def _loose(texts: list[str]) -> Any:
+    """The value of an argument of another program: a switch, several words, else what JSON makes of it, or text."""
+    if len(texts) != 1:
+        return texts or True
+    try:
+        return json.loads(texts[0])
+    except ValueError:
+        return texts[0]
 
 
 def _switch(texts: list[str]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
+from turnout.config.check_router import ROUTER_CHECKS
 from turnout.config.check_schedule import SCHEDULE_CHECKS, update_policy_fits
 from turnout.config.check_sglang import SGLANG_CHECKS, one_rank, seeds_count
 from turnout.config.check_topology import TOPOLOGY_CHECKS, each_group
@@ -346,6 +347,7 @@ CHECKS: tuple[Check, ...] = (
     *EXTERNAL_CHECKS,
     *TOPOLOGY_CHECKS,
     groups_fit,
+    *ROUTER_CHECKS,
     *SCHEDULE_CHECKS,
     *WEIGHT_CHECKS,
     run_has_an_end,

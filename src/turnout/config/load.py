@@ -19,7 +19,7 @@ from turnout.config.arguments import ArgumentValues, read_arguments
 from turnout.config.checks import Known, check_all
 from turnout.config.file import FileValues, read_file
 from turnout.config.reasons import fault_of, shown
-from turnout.config.refusals import unknown_name
+from turnout.config.refusals import entry_of, unknown_name
 from turnout.config.run_config import RunConfig, specs
 from turnout.config.slime import translated
 from turnout.core.errors import ConfigError, Fault
@@ -61,16 +61,29 @@ def _merged(path: Path | None, file: FileValues, argv: ArgumentValues) -> dict[s
             given = file.values[name]
             alone = spec.kind in ("ints", "strs") and isinstance(given, str | int) and given is not True
             values[name] = [given] if alone and given is not False else given
+    for name, more in (*_entries(file).items(), *argv.inside.items()):
+        if isinstance(values.get(name, {}), dict):
+            values[name] = {**values.get(name, {}), **more}
     if values.get("run_name") is None and "run_name" not in argv.refused:
         values["run_name"] = "run" if path is None else path.stem
     return values
+
+
+def _entries(file: FileValues) -> dict[str, dict[str, Any]]:
+    """Keys of a file that are entries of options which are mappings, by that option."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in file.values.items():
+        entry = entry_of(key, specs()) if key not in specs() else None
+        if entry is not None:
+            found.setdefault(entry[0], {})[entry[1]] = value
+    return found
 
 
 def _unknown_keys(file: FileValues) -> list[Fault]:
     return [
         unknown_name(file.place(key), key, f"{key}: {shown(value)}", specs())
         for key, value in file.values.items()
-        if key not in specs()
+        if key not in specs() and entry_of(key, specs()) is None
     ]
 
 

@@ -19,12 +19,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "offload": ("giving memory back between phases", "leave it out: both halves stay resident"),
     "offload_train": ("giving the trainer's memory back", "leave it out: the trainer stays resident"),
     "offload_rollout": ("giving the engines' memory back", "leave it out: the engines stay resident"),
-    "sglang_*": (
-        "an option of SGLang under a flag of its own",
-        """give it by --sglang-args '{"NAME": VALUE}'""",
-    ),
-    "router_*": ("an option of a request router", "leave it out: requests go to the engines directly"),
-    "use_slime_router": ("a request router", "leave it out: requests go to the engines directly"),
     "debug_rollout_only": ("rollouts without a trainer", "train for few steps, or use `turnout bench`"),
     "debug_train_only": ("training on stored rollouts", "train for few steps"),
     **dict.fromkeys(
@@ -123,6 +117,7 @@ RENAMED: dict[str, str] = {
     "max_weight_staleness": "--max-staleness",
     "use_tensorboard": "--tensorboard",
     "fully_async": "--schedule async",
+    "use_slime_router": "--router smg",
 }
 
 # Others, and what to write.
@@ -141,6 +136,20 @@ ELSEWHERE: dict[str, str] = {
     "admin_token": "--admin-token-env with the name of an environment variable; a secret is never an option",
     "hf_token": "the environment variable HF_TOKEN; a secret is never an option",
 }
+
+# Mappings whose entries may be written as options of their own: prefix -> option.
+ENTRIES = {"router_": "router_args", "sglang_router_": "router_args", "sglang_": "sglang_args"}
+
+
+def entry_of(name: str, known: Iterable[str]) -> tuple[str, str] | None:
+    """The mapping and the entry (with dashes) that a name which is no option stands for; None for the nearly right
+    name of an option, and for names that are refused."""
+    prefix = next((prefix for prefix in ENTRIES if name.startswith(prefix) and name != prefix), "")
+    if not prefix or not_yet(name) or name in ELSEWHERE or name in RENAMED:
+        return None
+    if difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+        return None
+    return ENTRIES[prefix], name.removeprefix(prefix).replace("_", "-")
 
 
 def unknown_name(where: str, name: str, value: str, known: Iterable[str]) -> Fault:

@@ -20,6 +20,7 @@ from turnout.config.groups.engine import EngineOptions
 from turnout.config.groups.external import ExternalOptions
 from turnout.config.groups.model import ModelOptions
 from turnout.config.groups.rollout import RewardOptions, RolloutOptions
+from turnout.config.groups.router import RouterOptions
 from turnout.config.groups.run import RunOptions, SeeingOptions
 from turnout.config.groups.schedule import ScheduleOptions
 from turnout.config.groups.topology import TopologyOptions
@@ -38,6 +39,7 @@ GROUPS: tuple[type[Options], ...] = (
     EngineOptions,
     TopologyOptions,
     ExternalOptions,
+    RouterOptions,
     AlgorithmOptions,
     OffPolicyOptions,
     OptimizerOptions,
@@ -58,6 +60,7 @@ class RunConfig(
     EngineOptions,
     TopologyOptions,
     ExternalOptions,
+    RouterOptions,
     AlgorithmOptions,
     OffPolicyOptions,
     OptimizerOptions,
@@ -204,6 +207,14 @@ class RunConfig(
     def in_halves(self) -> bool:
         """Whether the engines that get the trainer's weights are halves of PD pairs."""
         return any(group.updated and group.worker_type in ("prefill", "decode") for group in self.groups)
+
+    @property
+    def router_kind(self) -> str:
+        """direct, smg or sglang-router."""
+        if self.router is not None:
+            return self.router
+        own = "smg" if self.router_policy is not None or self.router_args else "direct"
+        return own if self.sglang_router_ip is None else "sglang-router"
 
     @property
     def restarts(self) -> int:

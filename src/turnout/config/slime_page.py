@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from turnout.config.refusals import ELSEWHERE, RENAMED, not_yet
+from turnout.config.refusals import ELSEWHERE, RENAMED, entry_of, not_yet
 from turnout.config.run_config import specs
 from turnout.config.slime import IGNORED, NAMED, NEUTRAL, SWITCHES, VALUES
 
@@ -128,15 +128,15 @@ def fate(name: str) -> str:
         return f"`{RENAMED[name]}`"
     if name in IGNORED:
         return f"ignored: {IGNORED[name]}"
-    prefix = name.partition("_")[0]
+    entry = entry_of(name, specs())
     refused = ELSEWHERE.get(name)
     found = not_yet(name)
     if refused is not None:
         told = f"refused: write {refused}"
     elif found is not None:
         told = f"refused, not yet done: {found[0]}. {found[1][0].upper()}{found[1][1:]}"
-    elif prefix in ("sglang", "router"):
-        return f"goes to {'SGLang' if prefix == 'sglang' else 'the router'}"
+    elif entry is not None:
+        return f"goes to {'SGLang' if entry[0] == 'sglang_args' else 'the router'}"
     else:
         raise KeyError(name)
     kept = [*(f"`{value}` is `{ours}`" for (flag, value), ours in SWITCHES.items() if flag == name)]

@@ -55,6 +55,24 @@ class EngineLost(Event):
 
 
 @dataclass(frozen=True)
+class RouterReady(Event):
+    """A request router answers; `pid` is none where somebody else runs it."""
+
+    router: str
+    url: str
+    pid: int | None
+
+
+@dataclass(frozen=True)
+class RouterLost(Event):
+    """It ended, or answers no more; `then` is what follows."""
+
+    router: str
+    reason: str
+    then: str
+
+
+@dataclass(frozen=True)
 class GroupTaken(Event):
     """A prompt left the source; a slot is charged. `step`: as GroupRow.admitted of turnout.rollout.ledger_rows."""
 

@@ -32,7 +32,7 @@ from turnout.engine.requests import parse_object
 from turnout.engine.update_calls import UpdateCalls
 from turnout.engine.weight_calls import WeightCalls
 from turnout.native.loader import path_taken
-from turnout.protocol.sglang import SamplingParams
+from turnout.protocol.sglang import ENGINE_HEADER, SamplingParams
 from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.manifest import FORMAT, FORMAT_VERSION
 
@@ -73,7 +73,12 @@ class Server:
                 *[route for calls in self.controls for route in calls.routes()],
             ]
         )
+        app.on_response_prepare.append(self._sign)
         return app
+
+    async def _sign(self, _request: web.Request, answer: web.StreamResponse) -> None:
+        """Ours: who answers, for a client that asked through a router."""
+        answer.headers[ENGINE_HEADER] = self.settings.engine_id
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:

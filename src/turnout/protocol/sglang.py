@@ -15,6 +15,7 @@ from turnout.core.types import Finish
 from turnout.protocol.pd import Bootstrap
 
 T = TypeVar("T", str, int)
+ENGINE_HEADER = "X-Turnout-Engine"  # ours: the id of the engine that answers, for who asked through a router
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class SamplingParams:
 @dataclass(frozen=True)
 class GenerateRequest:
     """One POST /generate. `rid` is chosen by the client, fixed-length and random; never empty. `bootstrap` is there
-    where the two halves of a PD pair get the same request (docs/guides/pd.md)."""
+    where the two halves of a PD pair get the same request (docs/guides/pd.md). Requests of one `routing_key` a
+    router sends to one engine (empty: to any); it is no part of the body."""
 
     rid: str
     input_ids: tuple[int, ...]
@@ -78,6 +80,7 @@ class GenerateRequest:
     return_logprob: bool = True
     extra_key: str | None = None
     bootstrap: Bootstrap | None = None
+    routing_key: str = ""
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {

@@ -19,28 +19,30 @@ from turnout.protocol.sglang import GenerateReply, finite_logprobs, mixed_ranges
 
 @dataclass(frozen=True)
 class PartialReply:
-    """Tokens that were told for the first time; `kv_mixed` is 1 for those made on KV of older weights."""
+    """Tokens that were told for the first time; `kv_mixed` is 1 for those made on KV of older weights. `engine_id`:
+    who made them."""
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[tuple[int, str], ...]
     kv_mixed: tuple[int, ...]
+    engine_id: str
 
-    def parted(self) -> tuple[PartialReply, PartialReply]:
-        """Its first token, and the others."""
+    def parted(self, engine_id: str) -> tuple[PartialReply, PartialReply]:
+        """Its first token, which the engine of this id made, and the others."""
         (tokens, label), *rest = self.spans
         later = ((tokens - 1, label), *rest) if tokens > 1 else tuple(rest)
         ids, logprobs, mixed = self.output_ids, self.logprobs, self.kv_mixed
-        first = PartialReply(ids[:1], logprobs[:1], ((1, label),), mixed[:1])
-        return first, PartialReply(ids[1:], logprobs[1:], later, mixed[1:])
+        first = PartialReply(ids[:1], logprobs[:1], ((1, label),), mixed[:1], engine_id)
+        return first, PartialReply(ids[1:], logprobs[1:], later, mixed[1:], self.engine_id)
 
 
 class Stream:
     """The events of one request in order. `asked` is its max_new_tokens, `label` what the engine served when it was
-    sent."""
+    sent, `engine_id` who answers."""
 
-    def __init__(self, asked: int, label: str) -> None:
-        self._asked = asked
+    def __init__(self, asked: int, label: str, engine_id: str) -> None:
+        self._asked, self._engine_id = asked, engine_id
         self._label = label if label_counter(label) is not None else ""
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -92,7 +94,7 @@ class Stream:
             self._spans = self._spans.extended(tokens, label)
         self._mixed = mixed_ranges(meta)
         marks = tuple(int(any(a <= at < b for a, b in self._mixed)) for at in range(first, last))
-        return PartialReply(tuple(ids), tuple(logprobs), runs, marks)
+        return PartialReply(tuple(ids), tuple(logprobs), runs, marks, self._engine_id)
 
     def _whole(self, row: dict[str, Any], untold: list[int]) -> GenerateReply:
         """`untold` are tokens that can't be told, for want of a log-prob."""

@@ -63,7 +63,7 @@ class Draft:
                 self._mask[at : at + tokens] = [0] * tokens
             at += tokens
 
-    def extend(self, new: PartialReply, engine_id: str) -> None:
+    def extend(self, new: PartialReply) -> None:
         """Takes tokens over."""
         self.ids += new.output_ids
         self._logprobs += new.logprobs
@@ -72,8 +72,8 @@ class Draft:
         self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else [1] * len(new.kv_mixed)
         for tokens, label in new.spans:
             _lengthen(self._spans, tokens, label)
-            self._open.append((tokens, label, engine_id))
-        _lengthen(self._engines, len(new.output_ids), engine_id)
+            self._open.append((tokens, label, new.engine_id))
+        _lengthen(self._engines, len(new.output_ids), new.engine_id)
         self.settle()
 
     def settle(self) -> Standing:

@@ -275,7 +275,9 @@ class Sampler:
         )
         ids = (*ask.prompt.token_ids, *draft.ids)
         key = f"{plan.version}!" if plan.version else way.engine.version
-        request = GenerateRequest(self._ids(), ids, params, extra_key=key)
+        request = GenerateRequest(
+            self._ids(), ids, params, extra_key=key, routing_key=ask.session or str(ask.turn)
+        )
         while True:
             try:
                 return await self._streamed(way, request, draft, wait, end)
@@ -300,8 +302,8 @@ class Sampler:
                 since = len(draft.ids)
                 if since == seam:
                     wait.on = f"engine {way.engine.engine_id}"
-                for part, made_by in way.made(item, since == seam):
-                    draft.extend(part, made_by)
+                for part in way.made(item, since == seam):
+                    draft.extend(part)
                 if len(draft.ids) < since + len(item.output_ids):  # of a version that never will be committed
                     return Finish.ABORT
                 stop = stopped_at(self.decoder, stops, draft.ids, seam, since)

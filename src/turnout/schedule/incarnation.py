@@ -21,6 +21,7 @@ from turnout.core.events import EngineLost
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import read_metrics
+from turnout.placement.tasks import first
 from turnout.rollout.draft import Pace
 from turnout.rollout.sampler import Sampler
 from turnout.rollout.staleness import Fate
@@ -138,7 +139,7 @@ class Incarnation:
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
             rewards = wiring.reward_runner(config, self._clock)
-            generator = Generator(self._sampler(updater, inputs), rewards, self._phases.waits)
+            generator = Generator(await self._sampler(updater, inputs), rewards, self._phases.waits)
             around = EvalWorld(store.keep, events, self._phases, self._clock)
             evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
             evals.restore(written.points, standing_versions(book.ledger.versions(), self._beginning.step))
@@ -219,6 +220,8 @@ class Incarnation:
     async def _start(self, inputs: RunInputs, trainer: TrainerThread) -> None:
         """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""
         config = self.config
+        if self._engines.router is not None:
+            await self._engines.router.check()
         self.paths.weights.mkdir(parents=True, exist_ok=True)
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
         engines = self._engines.begin(beginning_roster(config), config.engines_needed)
@@ -232,8 +235,20 @@ class Incarnation:
         with self._phases("start"):
             return await open_plane(self.config, store, self._clock, origin, self._run.run_id)
 
-    def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
-        routes = wiring.routes(self.config, updater.fleet)
+    async def _routed(self, work: Coroutine[Any, Any, None], reporter: RunReporter) -> None:
+        """Runs `work` beside a watch on the router, where there is one."""
+        router = self._engines.router
+        if router is None:
+            await work
+        else:
+            await first(work, router.watch(lambda: self._phases.current, reporter.say))
+
+    async def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
+        """Asks engines, or the router, which is started here."""
+        routes, router = wiring.routes(self.config, updater.fleet), self._engines.router
+        if router is not None:
+            await router.start(updater.fleet)
+            routes = router.members.routes(routes.room)
         pace = Pace(self.config.token_journal_interval)
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
 
@@ -243,7 +258,7 @@ class Incarnation:
         """Runs `work` beside a watch on every engine."""
         ticker = asyncio.ensure_future(self._tick(reporter))
         try:
-            await self._engines.during(work, wiring.engine_care(self.config), around)
+            await self._engines.during(self._routed(work, reporter), wiring.engine_care(self.config), around)
         finally:
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)

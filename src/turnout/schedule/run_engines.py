@@ -32,6 +32,7 @@ from turnout.core.waits import ENGINES, Waits
 from turnout.observe.run_view import EngineView
 from turnout.placement.processes import ODD_STATES, process_state
 from turnout.placement.tasks import first
+from turnout.schedule.run_router import RunRouter
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
@@ -79,15 +80,22 @@ class Care:
 
 class RunEngines:
     """See the module. `start` starts the engine of a plan; it raises with nothing left running. Engines are known
-    by their ids, in the order in which they were first asked for."""
+    by their ids, in the order in which they were first asked for. `router` stands before them, where there is
+    one."""
 
     def __init__(
-        self, start: Callable[[EnginePlan], Awaitable[Engine]], events: EventSink, clock: Clock, waits: Waits
+        self,
+        start: Callable[[EnginePlan], Awaitable[Engine]],
+        events: EventSink,
+        clock: Clock,
+        waits: Waits,
+        router: RunRouter | None = None,
     ) -> None:
         self._start, self._events, self._clock, self._waits = start, events, clock, waits
         self._watched: tuple[Care, Around] | None = None
         self._watches: dict[str, asyncio.Task[EngineDead]] = {}
         self._news = asyncio.Event()
+        self.router = router
         self._plans: dict[str, EnginePlan] = {}
         self._engines: dict[str, Engine] = {}
         self._health: dict[str, Health] = {}
@@ -242,6 +250,8 @@ class RunEngines:
         """Stops all of them; what could not be stopped."""
         engines = self._engines.values()
         stopped = await asyncio.gather(*(engine.stop() for engine in engines), return_exceptions=True)
+        if self.router is not None:
+            await self.router.stop()
         faults = [str(fault) for fault in stopped if isinstance(fault, BaseException)]
         ours = [engine.process for engine in engines if engine.process.pid is not None]
         return faults + [f"process {process.pid}" for process in ours if process.alive]

@@ -22,6 +22,7 @@ from turnout.observe.panel import Panel
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.untold import untold
+from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import Written
 from turnout.schedule.external import external_engines
 from turnout.schedule.incarnation import Incarnation, Run, RunOutcome, launched
@@ -33,6 +34,7 @@ from turnout.schedule.resume import earlier_events, earlier_points, find_beginni
 from turnout.schedule.resume_ledger import open_ledger
 from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_record import RunRecord
+from turnout.schedule.run_router import RunRouter
 from turnout.schedule.stall_watch import StallWatch, watched
 
 SUPERSEDED = "superseded"  # by a later incarnation: nothing more is written
@@ -67,8 +69,10 @@ class Session:
             before = earlier_events(paths.events)
             points = earlier_points(before, opening)
             events = stack.enter_context(EventLog(paths.events, clock, take_over=True))
+            router = wiring.router_of(run.config, run.run_id, paths.engines)
+            gate = None if router is None else RunRouter(router, events, clock)
             start = partial(launched, run, inputs.model, external)
-            self._engines = RunEngines(start, events, clock, phases.waits)
+            self._engines = RunEngines(start, events, clock, phases.waits, gate)
             board = paths.tensorboard if run.config.tensorboard else None
             metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))
             stack.enter_context(panel)

@@ -27,8 +27,11 @@ from turnout.schedule.checkpoints import SavePlan
 from turnout.schedule.parts import UpdatePatience
 from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import Care, Probes
+from turnout.schedule.run_router import RouterPlan
+from turnout.serving.address import parse_address
 from turnout.serving.launcher import EngineLaunch
 from turnout.serving.roster import EnginePlan, WorkerType, sides
+from turnout.serving.router_launcher import RouterLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
 from turnout.transfer.fleet import Fleet
@@ -147,6 +150,21 @@ def routes(config: RunConfig, fleet: Fleet) -> Routes:
     """Which engines samples may ask, and how many at once."""
     room = request_room(config, fleet.answering)
     return Routes(fleet.routable, fleet.standing, fleet.changed, room, fleet.prefills)
+
+
+def router_of(config: RunConfig, run_id: str, logs: Path) -> RouterPlan | None:
+    """The router of the run's own model; None: the run chooses engines itself."""
+    if config.router_kind == "direct":
+        return None
+    host, port = config.sglang_router_ip, config.sglang_router_port
+    if host is not None and port is not None:
+        text = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        return RouterPlan("router", run_id, None, parse_address(text, "--sglang-router-ip"))
+    policy = "manual" if config.router_policy is None else config.router_policy
+    timeout_s = config.rollout_request_timeout_s
+    pairs = bool(sides(plan for plan in roster(config) if plan.updated))
+    launch = RouterLaunch("router", config.router_kind, policy, config.router_args, timeout_s, logs, pairs)
+    return RouterPlan("router", run_id, launch)
 
 
 def update_patience(config: RunConfig, up: Callable[[], Iterable[str]]) -> UpdatePatience:

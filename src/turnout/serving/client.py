@@ -121,9 +121,11 @@ class EngineClient:
             return deadline_s - (self._clock.now() - began)
 
         data = json.dumps({**request.to_json(), "stream": True}).encode()
-        told = Stream(request.params.max_new_tokens, self.version)
         with self._faults("/generate", "rollout"):
-            answer = await self._clock.within(deadline_s, what, self._send("/generate", data))
+            answer = await self._clock.within(
+                deadline_s, what, self._send("/generate", data, self._headers(request))
+            )
+            told = Stream(request.params.max_new_tokens, self.version, self._answers(answer.headers))
             try:
                 if answer.status != 200:
                     text = await self._clock.within(left(), what, answer.text("utf-8", "replace"))
@@ -138,6 +140,14 @@ class EngineClient:
             finally:
                 answer.close()
 
+    def _headers(self, _request: GenerateRequest) -> Mapping[str, str]:
+        """What goes with a request besides its body."""
+        return {}
+
+    def _answers(self, _headers: Mapping[str, str]) -> str:
+        """The id of the engine that answers."""
+        return self.engine_id
+
     def _event(self, event: str | None, told: Stream) -> list[PartialReply | GenerateReply]:
         if event is None:
             raise self.fault(EngineDead, "rollout", "a stream of /generate ended before its last event")
@@ -145,7 +155,7 @@ class EngineClient:
             row = json.loads(event)
             if isinstance(row, dict) and "error" in row:
                 refused = isinstance(row["error"], dict) and row["error"].get("code") == 400
-                kind = EngineRefused if refused else EngineError
+                kind = EngineRefused if refused else self._kind(500, event)
                 raise self.fault(kind, "rollout", f"/generate answered in its stream: {_message(event)}")
             return told.take(row)
         except MISREAD as fault:
@@ -255,8 +265,10 @@ class EngineClient:
         async with await self._send(path, data) as answer:
             return answer.status, await answer.text("utf-8", "replace")
 
-    async def _send(self, path: str, data: bytes | None) -> aiohttp.ClientResponse:
-        """The open answer; the caller closes it."""
+    async def _send(
+        self, path: str, data: bytes | None, extra: Mapping[str, str] | None = None, method: str = ""
+    ) -> aiohttp.ClientResponse:
+        """The open answer; the caller closes it. GET without data, POST with it, or the method that is given."""
         if self._session is None:
             tls = True if self._access.tls is None else self._access.tls
             self._session = aiohttp.ClientSession(
@@ -264,10 +276,14 @@ class EngineClient:
                 timeout=aiohttp.ClientTimeout(total=None),
                 trust_env=False,
             )
-        method, headers = ("GET", {}) if data is None else ("POST", {"Content-Type": "application/json"})
+        usual, headers = ("GET", {}) if data is None else ("POST", {"Content-Type": "application/json"})
         headers |= self._access.headers(path)
         return await self._session.request(
-            method, self.address.url + path, data=data, headers=headers, allow_redirects=False
+            method or usual,
+            self.address.url + path,
+            data=data,
+            headers={**headers, **(extra or {})},
+            allow_redirects=False,
         )
 
     @contextlib.contextmanager
@@ -283,12 +299,16 @@ class EngineClient:
             raise self.fault(EngineError, phase, str(fault)) from fault
 
     def _refusal(self, status: int, text: str, path: str, phase: str) -> EngineError:
-        kind = EngineBusy if status in (429, 503) else EngineRefused if 400 <= status < 500 else EngineError
+        kind = self._kind(status, text)
         if status == 409:
             served = _served(text)
             if served is not None:
                 return VersionUnmet(self.engine_id, *served, f"{path} answered 409: {_message(text)}")
         return self.fault(kind, phase, f"{path} answered {status}: {_message(text)}")
+
+    def _kind(self, status: int, _text: str) -> type[EngineError]:
+        """What an answer other than a 200 means."""
+        return EngineBusy if status in (429, 503) else EngineRefused if 400 <= status < 500 else EngineError
 
     def fault(self, kind: type[EngineError], phase: str, reason: str) -> EngineError:
         """An error that names this engine and the last version it attested."""

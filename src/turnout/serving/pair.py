@@ -37,13 +37,12 @@ class Way:
     engine: EngineClient
     first: EngineClient | None = None
 
-    def made(self, item: PartialReply, start: bool) -> list[tuple[PartialReply, str]]:
-        """The tokens of an item, by the id of the engine that made them; `start`: it is a request's first."""
+    def made(self, item: PartialReply, start: bool) -> list[PartialReply]:
+        """The tokens of an item, parted by the engine that made them; `start`: it is a request's first."""
         if self.first is None or not start:
-            return [(item, self.engine.engine_id)]
-        head, tail = item.parted()
-        parts = [(head, self.first.engine_id)]
-        return [*parts, (tail, self.engine.engine_id)] if tail.output_ids else parts
+            return [item]
+        head, tail = item.parted(self.first.engine_id)
+        return [head, tail] if tail.output_ids else [head]
 
     def stream(
         self, request: GenerateRequest, deadline_s: float, room: Callable[[], int] = random_room

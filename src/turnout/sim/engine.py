@@ -184,7 +184,9 @@ class VirtualEngine:
         if mixed:
             run.mixed.append((first, len(run.ids)))
         labels = ((len(new), self.label),)
-        run.reader.put(PartialReply(tuple(new), tuple(logprobs_of(new)), labels, (mixed,) * len(new)))
+        run.reader.put(
+            PartialReply(tuple(new), tuple(logprobs_of(new)), labels, (mixed,) * len(new), self.name)
+        )
 
     def _make_room(self) -> None:
         """Puts the youngest back until what runs fits; it keeps its tokens and is computed anew later."""

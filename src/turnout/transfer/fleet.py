@@ -160,6 +160,12 @@ class Fleet:
             return Standing.COMMITTED
         return Standing.TENTATIVE if engine_id in self._tentative else Standing.VOID
 
+    def holding(self) -> list[EngineClient]:
+        """The engines of whatever part that serve now, or will again once the update under way has ended: of
+        committed versions that may serve."""
+        now, lag = self._current, self.max_engine_lag
+        return [] if now is None else [e for e in self.engines.values() if routable(e.holds, None, now, lag)]
+
     def any_routable(self) -> bool:
         try:
             return bool(self.routable())

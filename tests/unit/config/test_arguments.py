@@ -84,7 +84,6 @@ def test_underscores_in_a_flag_are_told_with_the_right_spelling():
 @pytest.mark.parametrize(
     "flag",
     [
-        "--sglang-mem-fraction-static",
         "--debug-rollout-only",
         "--lora-rank",
         "--speculative-draft-model",
@@ -98,12 +97,29 @@ def test_features_that_do_not_exist_yet_are_refused_by_name(flag):
     assert fault.where == flag and fault.reason.startswith("not yet done: ") and fault.remedy
 
 
+@pytest.mark.parametrize(
+    "value, read_as", [((), True), (("-1",), -1), (("a",), "a"), (("x", "y"), ["x", "y"])]
+)
+def test_arguments_of_other_programs_are_entries_of_a_mapping(value, read_as):
+    found = read("--router-queue-size", *value, "--sglang-mem-fraction-static", "0.8")
+    assert not found.faults
+    assert found.inside == {
+        "router_args": {"queue-size": read_as},
+        "sglang_args": {"mem-fraction-static": 0.8},
+    }
+
+
+@pytest.mark.parametrize("flag", ["--router-polcy", "--sglang-devise", "--sglang-router-prt"])
+def test_what_is_nearly_an_option_is_no_argument_of_another_program(flag):
+    found = read(flag, "a")
+    assert "did you mean" in found.faults[0].remedy and not found.inside
+
+
 def test_no_name_is_both_an_option_and_refused():
     names = set(specs())
     for refused in (*NOT_YET, *ELSEWHERE):
         if refused.endswith("*"):
-            # Options are looked up first: --sglang-args and its kin are the way that `sglang_*` points to.
-            assert refused == "sglang_*" or not [n for n in names if n.startswith(refused[:-1])], refused
+            assert not [n for n in names if n.startswith(refused[:-1])], refused
         else:
             assert refused not in names
 

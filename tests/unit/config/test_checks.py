@@ -14,6 +14,7 @@ from turnout.config.checks import CHECKS
 from turnout.core.errors import ConfigError
 
 STOCK = ["--engine", "sglang"]
+ROUTER = ["--sglang-router-ip", "h", "--sglang-router-port", "1"]
 ASYNC = ["--schedule", "async"]
 GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
@@ -40,6 +41,16 @@ REFUSED = [
     (["--rollout-engine-api-key-env", "X"], "--rollout-engine-api-key-env", "starts its own engines"),
     (["--engine-restarts", "2"], "--engine-restarts", "give --use-fault-tolerance"),
     (["--sglang-device", "cpu"], "--sglang-device", "give --engine sglang"),
+    (["--router", "direct", "--router-policy", "random"], "--router-policy", "the run starts no router"),
+    (["--router", "smg", "--router-port", "1"], "--router-args", "a free port is chosen"),
+    ([*ROUTER, "--router-log-level", "info"], "--router-args", "has its own"),
+    (["--sglang-router-ip", "h"], "--sglang-router-port", "give both"),
+    ([*ROUTER, "--router", "direct"], "--sglang-router-ip", "asks no router"),
+    (
+        [*STOCK, "--router", "smg", "--schedule", "async", "--max-engine-lag", "1"],
+        "--max-engine-lag",
+        "a router mixes",
+    ),
     (["--update-weight-transport", "checkpoint-engine"], "--update-weight-transport", "only SGLang has"),
     (["--sglang-python", "p"], "--sglang-python", "give --engine sglang"),
     (["--sglang-args", '{"a": 1}'], "--sglang-args", "give --engine sglang"),

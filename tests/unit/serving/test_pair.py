@@ -40,11 +40,11 @@ def test_both_halves_get_the_same_request_and_decode_answers() -> None:
         prefill.script("/generate", Answer(body=reply(1)))
         first, last = await items(way)
         assert isinstance(last, GenerateReply) and last.finish is Finish.LENGTH and len(last.output_ids) == 4
-        assert [(part.output_ids, by) for part, by in way.made(first, True)] == [
+        assert [(part.output_ids, part.engine_id) for part in way.made(first, True)] == [
             (last.output_ids[:1], "p"),
             (last.output_ids[1:], "d"),
         ]
-        assert way.made(first, False) == [(first, "d")]
+        assert way.made(first, False) == [first]
         (one,), (other,) = prefill.sent("/generate"), decode.sent("/generate")
         assert one | {"stream": True} == other
         assert (one["bootstrap_host"], one["bootstrap_port"], one["rid"]) == ("127.0.0.1", 77, "r")
@@ -123,9 +123,12 @@ def test_a_prefill_engine_without_a_bootstrap_port_is_refused() -> None:
 @pytest.mark.parametrize("runs", [((1, "a"),), ((3, "a"),), ((1, "a"), (2, "b"))])
 def test_tokens_are_parted_with_all_that_belongs_to_them(runs: tuple[tuple[int, str], ...]) -> None:
     count = sum(tokens for tokens, _ in runs)
-    whole = PartialReply(tuple(range(count)), (-0.5,) * count, runs, (1,) * count)
-    head, tail = whole.parted()
-    assert head == replace(whole, output_ids=(0,), logprobs=(-0.5,), spans=((1, "a"),), kv_mixed=(1,))
+    whole = PartialReply(tuple(range(count)), (-0.5,) * count, runs, (1,) * count, "d")
+    head, tail = whole.parted("p")
+    assert (head.engine_id, tail.engine_id) == ("p", "d")
+    assert head == replace(
+        whole, engine_id="p", output_ids=(0,), logprobs=(-0.5,), spans=((1, "a"),), kv_mixed=(1,)
+    )
     assert head.output_ids + tail.output_ids == whole.output_ids and len(tail.logprobs) == count - 1
     assert sum(tokens for tokens, _ in tail.spans) == count - 1 == len(tail.kv_mixed)
     assert tail.spans == (runs[1:] if runs[0][0] == 1 else ((2, "a"),))

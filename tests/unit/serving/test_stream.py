@@ -107,7 +107,7 @@ def test_asy_13_without_spans_tokens_over_a_change_of_the_label_are_the_older_ve
     ]
     got = streamed(Answer(body=body(*rows)))
     assert [item.spans for item in got] == [((1, a),), ((1, a),), ((1, b),), ((1, b),), ((2, a), (2, b))]
-    stream = Stream(4, a)  # what the engine served when the request was sent
+    stream = Stream(4, a, "e")  # what the engine served when the request was sent
     assert [item.spans for item in stream.take(old_label(reply(4), b))] == [((4, a),)] * 2
 
 
