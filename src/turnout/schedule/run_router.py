@@ -133,21 +133,29 @@ class RunRouter:
         return ""
 
     async def _kept(self) -> str:
-        """Looks at the list, and mends it, when the fleet changes and once a second; why the router counts as
-        dead."""
+        """Keeps the list right; why the router counts as dead."""
         silent, wrong_since = 0, None
         while True:
-            news = asyncio.ensure_future(self.members.fleet.changed())
             try:
-                right, silent = await self.members.match(), 0
+                right, silent = await self._looked(), 0
+                wrong_since = self._patient(right, wrong_since)
             except EngineError as fault:
-                right, silent = False, silent + 1
+                silent += 1
                 if silent == FAILURES:
-                    news.cancel()
                     return f"{silent} calls in a row failed, the last with: {fault.reason}"
-            wrong_since = self._patient(right, wrong_since)
+                await self._clock.sleep(LOOK_S)  # an end of its process is told meanwhile, with its cause
+
+    async def _looked(self) -> bool:
+        """Mends the list and waits until the fleet changes, or it is time for another look; whether it was
+        right."""
+        news = asyncio.ensure_future(self.members.fleet.changed())
+        try:
+            right = await self.members.match()
             with contextlib.suppress(DeadlineExceeded):
                 await self._clock.within(LOOK_S if right else POLL_S, "news of the fleet", news)
+            return right
+        finally:
+            news.cancel()
 
     def _patient(self, right: bool, since: float | None) -> float | None:
         """Since when the list is not what it should be; told where that lasts."""
