@@ -68,8 +68,9 @@ def test_each_flag_does_what_the_page_says(name: str) -> None:
         assert told == f"ignored: {IGNORED[name]}"
     elif told.startswith("goes to"):
         found, ignored = read(flag, "0.8")
-        option = f"{name.partition('_')[0]}_args"
-        assert found.inside == {option: {name.partition("_")[2].replace("_", "-"): 0.8}} and not found.faults
+        inner = name.removeprefix("sglang_").removeprefix("router_").replace("_", "-")
+        option = "router_args" if "the router" in told else "sglang_args"
+        assert found.inside == {option: {inner: 0.8}} and not found.faults
     else:
         found, ignored = read(flag, "of-no-use")
         assert [fault.where for fault in found.faults] == [flag] and not found.values and not ignored
