@@ -22,7 +22,6 @@ import pytest
 from tests.engine_process import EngineProcess, serving
 from tests.process.run_process import ROOT, environment
 from turnout.cli import check
-from turnout.serving.roster import EnginePlan, Program
 from turnout.train.model_zoo import tiny
 
 NO_TORCH = ROOT / "tests" / "process" / "no_torch"
@@ -71,13 +70,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture
-def looked(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def looked(site: Site, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs the command on engines at these addresses; exit status and lines by name."""
 
     def run(urls: list[str], *more: str) -> tuple[int, dict[str, Row]]:
-        plans = tuple(EnginePlan(url, program=Program.EXTERNAL, address=url) for url in urls)
-        monkeypatch.setattr(check, "roster", lambda _config: plans)
-        status = check.command([*site.words(*more), "--json"])
+        status = check.command([*site.words("--rollout-external-engine-addrs", *urls, *more), "--json"])
         row = json.loads(capsys.readouterr().out)
         assert row["exit_status"] == status
         return status, {line["name"]: line for line in row["lines"]}
@@ -110,6 +107,10 @@ def test_a_group_comes_together_and_leaves_nothing(site: Site, looked: Any) -> N
         assert status == 0 and "2 engines joined" in lines["process group"]["findings"][0]["how"], lines
 
 
+def place(url: str) -> str:
+    return url.removeprefix("http://")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -121,8 +122,8 @@ def test_an_address_that_is_down(site: Site, looked: Any) -> None:
     status, lines = looked([site.urls[0], down])
     assert status == 1 and failing(lines) == ["addresses"], lines
     assert [(f["subject"], f["result"]) for f in lines["addresses"]["findings"]] == [
-        (site.urls[0], "proved"),
-        (down, "failed"),
+        (place(site.urls[0]), "proved"),
+        (place(down), "failed"),
     ]
 
 
@@ -178,7 +179,8 @@ def test_a_directory_that_is_read_only(site: Site) -> None:
     """As a process of its own: without the right of root to write everywhere, and without torch."""
     sealed = site.root / "sealed"
     sealed.mkdir(mode=0o555)
-    rows = as_user([*site.words("--update-weight-disk-dir", str(sealed)), "--json"])
+    words = ("--update-weight-disk-dir", str(sealed), "--rollout-external-engine-addrs", *site.urls, "--json")
+    rows = as_user(site.words(*words))
     assert failing(rows) == ["weight directory"], rows
 
 

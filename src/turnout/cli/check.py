@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from turnout.cli.options import split_run_file, token_from
+from turnout.cli.options import split_run_file
 from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Clock
 from turnout.placement.devices import visible_gpus
 from turnout.placement.real import RealClock
-from turnout.schedule.roster import roster
+from turnout.schedule.external import beginning_roster, external_access
 from turnout.serving.access import Access
 from turnout.serving.address import parse_address
 from turnout.serving.checklist.engines import Look
@@ -76,17 +76,19 @@ def _deadline(argv: Sequence[str]) -> tuple[float, list[str]]:
 
 
 async def _deployment(config: RunConfig, deep: bool, deadline_s: float) -> Deployment:
-    clock, plans, model = RealClock(), roster(config), _model(config, deep)
-    connects = [partial(_connect, config, plan, clock) for plan in plans if plan.program is Program.EXTERNAL]
+    clock, plans, access = RealClock(), beginning_roster(config), external_access(config)
+    model, theirs = _model(config, deep), [plan for plan in plans if plan.program is Program.EXTERNAL]
+    connects = [partial(_connect, plan, access, clock) for plan in theirs]
     with store_facts(_store_folder(config)) as store:
         prober = None
         if config.update_weight_transport == "disk" and not store.fault:
             prober = Prober(store.folder, clock, deadline_s, model.folder if deep else None)
         engines = await Look(clock, deadline_s, prober, model.folder if model.root else None).at_all(connects)
-    up = [connect(False) for connect, engine in zip(connects, engines) if not engine.fault]
+    up = [connect(False) for connect, engine in zip(connects, engines) if engine.said is not None]
     group = None
     if config.update_weight_transport == "group" and up:
-        group = await try_group(up, _access(config).admin_key, clock, deadline_s)
+        keys = {"api_key": access.api_key, "admin_key": access.admin_key, "ca": config.rollout_engine_ca_file}
+        group = await try_group(up, keys, clock, deadline_s)
     programs = await sglang_findings(config, plans, clock)
     here = HereFacts(model, store, visible_gpus(), proxies(os.environ), programs)
     return Deployment(config, here, plans, engines, group)
@@ -111,11 +113,7 @@ def _store_folder(config: RunConfig) -> Path:
     return root.absolute() / "weights"
 
 
-def _connect(config: RunConfig, plan: EnginePlan, clock: Clock, stock: bool) -> EngineClient:
+def _connect(plan: EnginePlan, access: Access, clock: Clock, stock: bool) -> EngineClient:
     """A client of an engine of somebody else."""
     kind = SglangClient if stock else EngineClient
-    return kind(plan.engine_id, parse_address(plan.address or "", plan.engine_id), clock, _access(config))
-
-
-def _access(config: RunConfig) -> Access:
-    return Access(admin_key=token_from(config.admin_token_env, "--admin-token-env"))
+    return kind(plan.engine_id, parse_address(plan.address or "", plan.engine_id), clock, access)

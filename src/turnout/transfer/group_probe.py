@@ -1,9 +1,10 @@
 """The child of `turnout check` that makes a process group with the engines, as an update would, and takes it down:
 `python -m turnout.transfer.group_probe` with one JSON object on stdin, one on stdout.
 
-Asked: {"engines": [{"url", "id"}], "token", "deadline_s"}; told: {"fault", "place"}: the fault is empty where
-all came together, and `place` is host and port of the meeting point. A process of its own, because torch is not for
-the commands that only look, and a group that does not come together holds its thread. No weight is sent.
+Asked: {"engines": [{"url", "id"}], "deadline_s", "api_key", "admin_key", "ca"}, the last three may be null; told:
+{"fault", "place"}, where the fault is empty when all came together, and `place` is host and port of the meeting
+point. A process of its own, because torch is not for commands that only look, and a group that does not come
+together holds its thread. No weight is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from turnout.core.errors import TurnoutError
 from turnout.placement.real import DiskStore, RealClock
-from turnout.serving.access import Access
+from turnout.serving.access import Access, authorities
 from turnout.serving.address import parse_address
 from turnout.serving.client import EngineClient
 from turnout.serving.weights_client import EngineWeights
@@ -26,7 +27,9 @@ from turnout.weights.store import WeightStore
 
 async def probe(asked: dict[str, Any]) -> dict[str, str]:
     """What came of it."""
-    clock, access = RealClock(), Access(admin_key=asked["token"])
+    clock, ca = RealClock(), asked["ca"]
+    tls = None if ca is None else authorities(Path(ca), "ca")
+    access = Access(asked["api_key"], asked["admin_key"], tls)
     clients = [
         EngineClient(row["id"], parse_address(row["url"], row["id"]), clock, access)
         for row in asked["engines"]

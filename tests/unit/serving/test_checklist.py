@@ -12,6 +12,7 @@ import pytest
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, EngineRefused, Fault
 from turnout.placement.real import RealClock
+from turnout.serving.address import Address
 from turnout.serving.checklist.facts import Deployment, EngineFacts, HereFacts, ModelFacts, StoreFacts
 from turnout.serving.checklist.folder import SEEN, Prober
 from turnout.serving.checklist.lines import (
@@ -26,9 +27,11 @@ from turnout.serving.checklist.lines import (
 )
 from turnout.serving.checklist.verdicts import CHECKS, lines
 from turnout.serving.client import Attestation
+from turnout.serving.discovery import ModelIdentity, info_of
 from turnout.serving.roster import EnginePlan, Program
 
-MODEL = ModelFacts(Path("m"), elements=10**6, stored_dtype="bfloat16", root="a" * 64)
+NAMED = ModelIdentity("llama", ("LlamaForCausalLM",), 320)
+MODEL = ModelFacts(Path("m"), "", 10**6, "bfloat16", NAMED, "a" * 64)
 HERE = HereFacts(MODEL, StoreFacts(Path("w"), "", 10**9), None, ())
 STOCK = {"version": "0.5.23", "dtype": "bfloat16", "device": "cpu", "tp_size": 1, "model_path": "m"}
 HELD = Attestation("default", "", "label", {"x": "1"})
@@ -39,7 +42,9 @@ def run(**options: Any) -> RunConfig:
 
 
 def stock(**said: Any) -> EngineFacts:
-    return EngineFacts("s", info={**STOCK, **said}, weights=HELD, differs="", shared=proved("seen", "s"))
+    row = {**STOCK, **said}
+    info = info_of(Address("s", 1), row, {})
+    return EngineFacts("s", said=info, info=row, weights=HELD, differs="", shared=proved("seen", "s"))
 
 
 def told(engines: list[EngineFacts], here: HereFacts = HERE, **options: Any) -> dict[str, Line]:
@@ -70,6 +75,9 @@ def test_a_stock_engine_is_proved_by_its_checksums() -> None:
         (replace(stock(), near=True), {"update_weight_transport": "tensor"}, Result.FAILED, []),
         (stock(disaggregation_mode="decode"), {}, Result.FAILED, ["worker types"]),
         (EngineFacts("down", fault="refused"), {}, Result.FAILED, ["addresses"]),
+        (EngineFacts("web", strange="no engine"), {}, Result.FAILED, ["engine program"]),
+        (stock(encoder_only=True), {}, Result.FAILED, ["worker types"]),
+        (stock(vocab_size=7), {}, Result.FAILED, ["engine model"]),
         (
             stock(engine="turnout", delta_formats=["turnout-weights/1"], quantization="int8"),
             {"update_weight_mode": "delta"},

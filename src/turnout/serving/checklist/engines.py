@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
+from turnout.core.errors import DeadlineExceeded, EngineError, EngineRefused, WeightError
 from turnout.core.ports import Clock
 from turnout.serving.checklist.facts import EngineFacts
 from turnout.serving.checklist.folder import Prober
 from turnout.serving.client import EngineClient
+from turnout.serving.discovery import NotUnderstood, info_of
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.stock_checksums import StockEngine, disagreement, stock_checksums
+from turnout.weights.stock_checksums import StockEngine, disagreement, stock_checksums, stock_of
 
 Connect = Callable[[bool], EngineClient]  # a client of an engine, given whether it is a stock one
 
@@ -40,30 +41,37 @@ class Look:
 
     async def _at(self, connect: Connect) -> EngineFacts:
         client = connect(False)
-        name = client.engine_id
+        name, address = client.engine_id, client.address
         try:
-            info = await self.clock.within(self.deadline_s, f"{name} to answer", client.server_info())
-        except (EngineError, DeadlineExceeded) as fault:
-            return EngineFacts(name, fault.reason if isinstance(fault, EngineError) else str(fault))
+            info, model = await client.server_info(self.deadline_s), await client.model_info(self.deadline_s)
+            said = info_of(address, info, model)
+        except NotUnderstood as fault:
+            return EngineFacts(name, strange=str(fault))
+        except EngineRefused as fault:
+            return EngineFacts(name, strange=fault.reason)
+        except EngineError as fault:
+            return EngineFacts(name, fault.reason)
         finally:
             await client.close()
-        facts = EngineFacts(name, info=info, near=is_near(client.address.host))
-        client = connect(not facts.ours)
+        facts = EngineFacts(name, said=said, info=info, near=is_near(address.host))
+        client = connect(not said.ours)
         try:
-            facts = await self._with_weights(facts, client)
+            facts = await self._with_weights(facts, client, stock_of(said.dtype, said.device))
             if self.prober is not None:
                 client.version = "none" if facts.weights is None else facts.weights.label
-                facts = replace(facts, shared=await self.prober.probe(client, not facts.ours))
+                facts = replace(facts, shared=await self.prober.probe(client, not said.ours))
         finally:
             await client.close()
         return facts
 
-    async def _with_weights(self, facts: EngineFacts, client: EngineClient) -> EngineFacts:
+    async def _with_weights(
+        self, facts: EngineFacts, client: EngineClient, kind: StockEngine | None
+    ) -> EngineFacts:
         try:
             held = await client.attest(self.deadline_s)
         except (EngineError, DeadlineExceeded) as fault:
             return replace(facts, weights_fault=str(fault))
-        differs, kind = None, _stock_engine(facts)
+        differs = None
         if held.checksums and self.checkpoint is not None and kind is not None:
             differs = await asyncio.to_thread(_difference, self.checkpoint, kind, held.checksums)
         return replace(facts, weights=held, differs=differs)
@@ -75,14 +83,6 @@ def _difference(checkpoint: Path, kind: StockEngine, found: Mapping[str, str]) -
         return disagreement(stock_checksums(read_checkpoint(checkpoint), kind), found) or ""
     except WeightError as fault:
         return str(fault)
-
-
-def _stock_engine(facts: EngineFacts) -> StockEngine | None:
-    """What decides the engine's checksums; None for one whose checksums can't be made here."""
-    dtype, device = facts.info.get("dtype"), facts.info.get("device")
-    if dtype not in ("bfloat16", "float32") or device not in ("cuda", "cpu"):
-        return None
-    return StockEngine(dtype, device)
 
 
 def is_near(host: str) -> bool:

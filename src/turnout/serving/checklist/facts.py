@@ -11,19 +11,21 @@ from typing import Any
 from turnout.config.run_config import RunConfig
 from turnout.serving.checklist.lines import Finding
 from turnout.serving.client import Attestation
+from turnout.serving.discovery import EngineInfo, ModelIdentity
 from turnout.serving.roster import EnginePlan
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """The checkpoint that the run begins with. `folder` None: not on this machine yet, `fault` says why.
-    `elements`: values of all tensors. `root`: their digest, empty where it was not computed, `fault` says why
-    then."""
+    `elements`: values of all tensors; `identity`: what names it; `root`: the digest of its values, empty where it was not
+    computed, and `fault` says why then."""
 
     folder: Path | None
     fault: str = ""
     elements: int = 0
     stored_dtype: str = ""
+    identity: ModelIdentity = field(default_factory=ModelIdentity)
     root: str = ""
 
 
@@ -51,30 +53,22 @@ class HereFacts:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """One engine that somebody else runs. `fault`: why it does not answer (empty: it does); `info` what it says of
-    itself; `weights` what it has loaded, None where `weights_fault` says why that is not known; `differs`: in
-    what its checksums are not those of the checkpoint, empty: in nothing, None where they were not compared;
-    `near` whether its address is of this host; `shared` what came of the probe of the store's folder, None where
-    none was made."""
+    """One engine that somebody else runs. `fault`: why it does not answer (empty: it does); `strange`: why what
+    answers is no engine (empty: it is one, and `said` is what it says of itself, `info` the same in its own shape);
+    `weights` what it has loaded, None where `weights_fault` says why that is not known; `differs`: in what its
+    checksums are not those of the checkpoint, empty: in nothing, None where they were not compared; `near` whether
+    its address is of this host; `shared` what came of the probe of the store's folder, None where none was made."""
 
     name: str
     fault: str = ""
+    strange: str = ""
+    said: EngineInfo | None = None
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
     weights: Attestation | None = None
     weights_fault: str = ""
     differs: str | None = None
     near: bool = False
     shared: Finding | None = None
-
-    @property
-    def ours(self) -> bool:
-        """Whether it is an embedded engine."""
-        return self.info.get("engine") == "turnout"
-
-    @property
-    def worker_type(self) -> str:
-        mode = self.info.get("disaggregation_mode")
-        return mode if mode in ("prefill", "decode") else "regular"
 
 
 @dataclass(frozen=True)
@@ -89,5 +83,6 @@ class Deployment:
     group: Finding | None = None
 
     @property
-    def answering(self) -> tuple[EngineFacts, ...]:
-        return tuple(engine for engine in self.engines if not engine.fault)
+    def answering(self) -> tuple[tuple[EngineFacts, EngineInfo], ...]:
+        """Those that answer as engines do, with what they say."""
+        return tuple((engine, engine.said) for engine in self.engines if engine.said is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from turnout.core.errors import DeadlineExceeded
 from turnout.core.ports import Clock
@@ -18,11 +18,12 @@ START_S = 60.0  # of the child, which loads torch; and for the engines to leave 
 
 
 async def try_group(
-    engines: Sequence[EngineClient], token: str | None, clock: Clock, deadline_s: float
+    engines: Sequence[EngineClient], keys: Mapping[str, str | None], clock: Clock, deadline_s: float
 ) -> Finding:
-    """`engines` is not empty. Never raises for what the child does."""
+    """`engines` is not empty; `keys` are api_key, admin_key and ca, the file of authorities. Never raises for what
+    the child does."""
     rows = [{"url": engine.address.url, "id": engine.engine_id} for engine in engines]
-    asked = json.dumps({"engines": rows, "token": token, "deadline_s": deadline_s})
+    asked = json.dumps({"engines": rows, "deadline_s": deadline_s, **keys})
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", CHILD, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(1)

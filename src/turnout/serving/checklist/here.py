@@ -14,6 +14,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.config.sglang_arguments import package_of
@@ -23,6 +24,7 @@ from turnout.placement.processes import PROXY_VARIABLES
 from turnout.protocol.folder_probe import probe_file
 from turnout.serving.checklist.facts import ModelFacts, StoreFacts
 from turnout.serving.checklist.lines import Finding, failed, proved, unknown
+from turnout.serving.discovery import ModelIdentity
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import find_sglang
 from turnout.weights.checkpoint_io import read_checkpoint
@@ -42,17 +44,19 @@ def model_facts(folder: Path, deep: bool) -> ModelFacts:
     root, why = "", f"{size} bytes; --deep reads them"
     if deep or size <= DIGESTED_BYTES:
         root, why = root_of(tensors), ""
-    return ModelFacts(folder, why, elements, _stored_dtype(folder), root)
+    config = _config(folder)
+    dtype = config.get("dtype", config.get("torch_dtype"))  # its new and its old key
+    stored = dtype if isinstance(dtype, str) else ""
+    return ModelFacts(folder, why, elements, stored, ModelIdentity.of_row(config), root)
 
 
-def _stored_dtype(folder: Path) -> str:
-    """The dtype that config.json names, under its new or its old key; empty where it names none."""
+def _config(folder: Path) -> dict[str, Any]:
+    """config.json; empty where there is none."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return ""
-    found = config.get("dtype", config.get("torch_dtype"))
-    return found if isinstance(found, str) else ""
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager

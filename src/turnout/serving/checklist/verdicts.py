@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from turnout.config.run_config import RunConfig
-from turnout.serving.checklist.facts import Deployment, EngineFacts
+from turnout.serving.checklist.facts import Deployment, EngineFacts, ModelFacts
 from turnout.serving.checklist.here import CHECKED_SGLANG
 from turnout.serving.checklist.lines import OPTIONS_CLAIM, Finding, Line, failed, proved, unknown
+from turnout.serving.discovery import EngineInfo
 from turnout.serving.roster import Program
 from turnout.serving.weights_client import DELTA_FORMATS
 from turnout.weights.retention import FULL_KEPT
 
 UNTOUCHED = "default"  # the label of weights that no update has touched
+HALVES = frozenset(("prefill", "decode"))
+SGLANG = f"sglang-{CHECKED_SGLANG}"
 DTYPES = {"half": "float16", "float": "float32"}  # other names that SGLang takes
 DELTA_SHARE = 0.1  # of the weights in one delta: more than most at learning rates of RL (docs/benchmarks.md)
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
@@ -64,78 +67,71 @@ def model(d: Deployment) -> Iterator[Finding]:
 
 def addresses(d: Deployment) -> Iterator[Finding]:
     for engine in d.engines:
-        if engine.fault:
-            yield failed(engine.fault, engine.name)
-        else:
-            yield proved("answered from here", engine.name)
+        yield failed(engine.fault, engine.name) if engine.fault else proved("answered from here", engine.name)
 
 
 def programs(d: Deployment) -> Iterator[Finding]:
-    for engine in d.answering:
-        version = str(engine.info.get("version", ""))
-        if engine.ours:
-            yield proved(f"the embedded engine, {version}", engine.name)
-        elif not version:
-            yield unknown("it names no version", engine.name)
-        elif version == CHECKED_SGLANG:
-            yield proved(f"SGLang {version}", engine.name)
+    for engine in d.engines:
+        if engine.strange:
+            yield failed(engine.strange, engine.name)
+    for engine, said in d.answering:
+        if said.ours or said.program == SGLANG:
+            yield proved(said.program, engine.name)
         else:
-            yield unknown(
-                f"version {version}; this program was checked against SGLang {CHECKED_SGLANG}", engine.name
-            )
+            yield unknown(f"{said.program}; this program was checked against {SGLANG}", engine.name)
 
 
 def models_match(d: Deployment) -> Iterator[Finding]:
-    for engine in d.answering:
-        yield _model_of(d, engine)
+    for engine, said in d.answering:
+        yield _model_of(d.here.model, engine, said)
 
 
-def _model_of(d: Deployment, engine: EngineFacts) -> Finding:
-    mine, held = d.here.model, engine.weights
+def _model_of(mine: ModelFacts, engine: EngineFacts, said: EngineInfo) -> Finding:
+    held, name = engine.weights, engine.name
+    for what, theirs, ours in said.model.differences(mine.identity):
+        return failed(f"its {what} is {theirs}, the checkpoint's {ours}", name)
     if held is None:
-        return unknown(f"what it has loaded could not be asked: {engine.weights_fault}", engine.name)
+        return unknown(f"what it has loaded could not be asked: {engine.weights_fault}", name)
     if engine.differs is not None:
         how = f"{len(held.checksums)} checksums of its live weights are the checkpoint's"
-        return failed(engine.differs, engine.name) if engine.differs else proved(how, engine.name)
+        return failed(engine.differs, name) if engine.differs else proved(how, name)
     if not mine.root:
-        return unknown(f"the checkpoint here was not digested: {mine.fault}", engine.name)
+        return unknown(f"the checkpoint here was not digested: {mine.fault}", name)
     if not held.root:
-        return unknown(f"it has no digest; it names {engine.info.get('model_path')}", engine.name)
+        return unknown(f"it has no digest; it names {engine.info.get('model_path')}", name)
     if held.root == mine.root:
-        return proved(f"the digest of its live weights is the checkpoint's ({held.root[:16]})", engine.name)
+        return proved(f"the digest of its live weights is the checkpoint's ({held.root[:16]})", name)
     if held.label != UNTOUCHED:
-        return unknown(f"it serves {held.label}, weights of an earlier run, not the checkpoint", engine.name)
+        return unknown(f"it serves {held.label}, weights of an earlier run, not the checkpoint", name)
     served = engine.info.get("model_path")
-    return failed(
-        f"serves {served}, digest {held.root[:16]}; the checkpoint's is {mine.root[:16]}", engine.name
-    )
+    return failed(f"serves {served}, digest {held.root[:16]}; the checkpoint's is {mine.root[:16]}", name)
 
 
 def dtypes(d: Deployment) -> Iterator[Finding]:
-    for engine in d.answering:
-        said = str(engine.info.get("dtype", ""))
-        seen = d.here.model.stored_dtype if said == "auto" else DTYPES.get(said, said.removeprefix("torch."))
-        if not seen:
-            yield unknown(f"it says dtype {said!r}, the checkpoint names none", engine.name)
-        elif seen == d.config.dtype:
-            yield proved(f"computes in {seen}, as the trainer", engine.name)
+    for engine, said in d.answering:
+        dtype = d.here.model.stored_dtype if said.dtype == "auto" else DTYPES.get(said.dtype, said.dtype)
+        if not dtype:
+            yield unknown(f"it says dtype {said.dtype!r}, the checkpoint names none", engine.name)
+        elif dtype == d.config.dtype:
+            yield proved(f"computes in {dtype}, as the trainer", engine.name)
         else:
-            yield failed(f"computes in {seen}, the trainer in {d.config.dtype}", engine.name)
+            yield failed(f"computes in {dtype}, the trainer in {d.config.dtype}", engine.name)
 
 
 def worker_types(d: Deployment) -> Iterator[Finding]:
-    kinds = {engine.worker_type for engine in d.answering}
-    for engine in d.answering:
-        port = engine.info.get("disaggregation_bootstrap_port")
-        if engine.worker_type != "prefill":
-            yield proved(engine.worker_type, engine.name)
-        elif isinstance(port, int) and 0 < port < 65536:
-            yield proved(f"prefill, bootstrap port {port}", engine.name)
+    kinds = {said.mode if said.mode in HALVES else "regular" for _, said in d.answering}
+    for engine, said in d.answering:
+        if said.mode not in (*HALVES, "null", ""):
+            yield failed(f"is a {said.mode} worker, which no run uses", engine.name)
+        elif said.mode != "prefill":
+            yield proved(said.mode if said.mode in HALVES else "regular", engine.name)
+        elif said.bootstrap_port is not None:
+            yield proved(f"prefill, bootstrap port {said.bootstrap_port}", engine.name)
         else:
             yield failed("prefill, and names no bootstrap port", engine.name)
     if "regular" in kinds and len(kinds) > 1:
         yield failed(f"{' and '.join(sorted(kinds))} engines serve one model")
-    elif len(kinds & {"prefill", "decode"}) == 1 and not any(engine.fault for engine in d.engines):
+    elif len(kinds) == 1 and kinds <= HALVES and len(d.answering) == len(d.engines):
         yield failed(f"there are only {kinds.pop()} engines: nobody does the other half")
 
 
@@ -149,7 +145,7 @@ def directory_writable(d: Deployment) -> Iterator[Finding]:
 def directory_shared(d: Deployment) -> Iterator[Finding]:
     if d.config.update_weight_transport != "disk":
         return
-    for engine in d.answering:
+    for engine, _ in d.answering:
         if engine.shared is not None:
             yield engine.shared
 
@@ -191,21 +187,23 @@ def group(d: Deployment) -> Iterator[Finding]:
 
 
 def capabilities(d: Deployment) -> Iterator[Finding]:
-    mode, transport = d.config.update_weight_mode, d.config.update_weight_transport
-    for engine in d.answering:
-        lacks = _lacks(d.config, engine)
+    way = f"{d.config.update_weight_mode} by {d.config.update_weight_transport}"
+    how = {"disk": ": prepare and activate", "tensor": ": shared memory"}.get(
+        d.config.update_weight_transport, ""
+    )
+    for engine, said in d.answering:
+        lacks = _lacks(d.config, engine, said)
         if lacks:
             yield failed(lacks, engine.name)
-        elif engine.ours:
-            how = {"disk": "prepare and activate", "group": "broadcast", "tensor": "shared memory"}
-            yield proved(f"{mode} by {transport}: {how.get(transport, transport)}", engine.name)
-        elif engine.info.get("version") == CHECKED_SGLANG:
-            yield proved(f"{mode} by {transport}, as SGLang {CHECKED_SGLANG} does", engine.name)
+        elif said.ours:
+            yield proved(way + how, engine.name)
+        elif said.program == SGLANG:
+            yield proved(f"{way}, as {SGLANG} does", engine.name)
         else:
-            yield unknown(f"{mode} by {transport}: it does not say which ways it has", engine.name)
+            yield unknown(f"{way}: it does not say which ways it has", engine.name)
 
 
-def _lacks(c: RunConfig, engine: EngineFacts) -> str:
+def _lacks(c: RunConfig, engine: EngineFacts, said: EngineInfo) -> str:
     """Why the engine can't take what the run sends; empty: it can, or it is not known."""
     if c.update_weight_mode == "delta":
         needed = DELTA_FORMATS[c.update_weight_transport]
@@ -217,7 +215,7 @@ def _lacks(c: RunConfig, engine: EngineFacts) -> str:
             return f"holds {engine.info['quantization']} weights, to which no delta is relative"
     if c.update_weight_transport in ("tensor", "checkpoint-engine") and not engine.near:
         return f"{c.update_weight_transport} moves memory of one host, and this address is of another"
-    if c.update_weight_transport == "checkpoint-engine" and engine.info.get("device") != "cuda":
+    if c.update_weight_transport == "checkpoint-engine" and said.device != "cuda":
         return "checkpoint-engine receives on CUDA devices only"
     return ""
 
@@ -279,9 +277,7 @@ CHECKS = (
         addresses,
         "start the engine, open its port to this host, or mend --rollout-external-engine-addrs",
     ),
-    Check(
-        "engine program", "a program and version that is known here", programs, f"use SGLang {CHECKED_SGLANG}"
-    ),
+    Check("engine program", "a program and version that is known here", programs, f"use {SGLANG}"),
     Check(
         "engine model",
         "every engine serves the run's model",
