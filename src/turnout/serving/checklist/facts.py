@@ -18,8 +18,8 @@ from turnout.serving.roster import EnginePlan
 @dataclass(frozen=True)
 class ModelFacts:
     """The checkpoint that the run begins with. `folder` None: not on this machine yet, `fault` says why.
-    `elements`: values of all tensors; `identity`: what names it; `root`: the digest of its values, empty where it was not
-    computed, and `fault` says why then."""
+    `elements`: values of all tensors; `identity`: what names it; `root`: the digest of its values, empty where it
+    was not computed, and `fault` says why then."""
 
     folder: Path | None
     fault: str = ""
