@@ -19,7 +19,7 @@ BROAD = {"Exception", "BaseException"}
 BROAD_ALLOWED = {
     ("observe/panel.py", "_drawn"): "a fault of the picture must not end a run; it is shown in its place",
     (
-        "rollout/reward_threads.py",
+        "placement/call_threads.py",
         "body",
     ): "handed to the caller, who would wait for ever for a thread that ended",
     (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from turnout import __version__
-from turnout.core.errors import TurnoutError, told
+from turnout.core.errors import TurnoutError, one_line
 
 INTERRUPTED = 130
 USAGE = 2
@@ -89,7 +89,7 @@ def _run(command: Command, rest: list[str]) -> int:
     except TurnoutError as error:
         if debug:
             raise
-        print(f"turnout: {told(error)}", file=sys.stderr)
+        print(f"turnout: {one_line(error)}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:  # the reader has gone, as in `turnout train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ from turnout.cli.options import split_run_file
 from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
-from turnout.core.errors import RunStopped, TurnoutError
+from turnout.core.errors import RunStopped, TurnoutError, one_line
 
 TERMINATED = 143
 
@@ -66,7 +66,7 @@ async def _run(session: object, inputs: object, config: RunConfig, paths: RunPat
     try:
         await task
     except RunStopped as end:
-        print(f"turnout: {told(end)}; the same command goes on with it", file=sys.stderr)
+        print(f"turnout: {one_line(end)}; the same command goes on with it", file=sys.stderr)
         return 0 if session.outcome.status == "paused" else TERMINATED
     except asyncio.CancelledError:
         print("turnout: terminated", file=sys.stderr)

@@ -51,7 +51,7 @@ class TurnoutError(Exception):
     exit_status: ClassVar[int] = 1
 
 
-def told(error: TurnoutError) -> str:
+def one_line(error: TurnoutError) -> str:
     """The error and its notes, on one line: what it was, and what was waited for then."""
     return "; ".join([str(error), *getattr(error, "__notes__", ())])
 

@@ -29,9 +29,9 @@ from turnout.core.errors import ConfigError, Fault
 from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.core.waits import Wait, Waiting
+from turnout.placement.call_threads import CallThreads
 from turnout.rollout.builtin_rewards import BUILTIN
 from turnout.rollout.deadlines import Deadlines
-from turnout.rollout.reward_threads import CallThreads
 
 Reward = Callable[..., Any]
 DEFAULT_DEADLINE_S = 30.0
@@ -89,7 +89,7 @@ class RewardRunner:
         self._workers = workers
         self._deadlines = Deadlines(clock)
         self._turns = asyncio.Semaphore(workers)
-        self._threads = CallThreads()
+        self._threads = CallThreads("reward")
         self._cut: set[asyncio.Future[Any]] = set()
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(
             getattr(reward, "__call__", None)  # noqa: B004 - the method is wanted, to see whether it is async

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from turnout.core.errors import TrainError, TurnoutError
 from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, TrainBatch
+from turnout.placement.call_threads import CallThreads
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import NO_DATA, Taken
@@ -125,11 +125,12 @@ class BatchMaker:
 
 class TrainerThread:
     """The trainer on a thread of its own, so that the control plane goes on while it computes. One call at a
-    time, always on the same thread: a thread pool of the compute library belongs to one thread."""
+    time, always on the same thread: a thread pool of the compute library belongs to one thread. A call past its
+    deadline goes on there, holds up nobody's end, and leaves the trainer unusable."""
 
     def __init__(self, clock: Clock, deadline_s: float) -> None:
         self._clock, self._deadline_s = clock, deadline_s
-        self._thread = ThreadPoolExecutor(1, "trainer")
+        self._thread = CallThreads("trainer")
         self._backend: TrainBackend | None = None
         self.doing: tuple[str, float] | None = None  # what, since when
 
@@ -155,15 +156,18 @@ class TrainerThread:
         return self.backend.export()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     async def _run(self, what: str, work: Callable[[], T]) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        if self._thread.left_behind:
+            raise TrainError(f"no {what}: an earlier call of the trainer never came back")
+        future = self._thread.call(work)
         self.doing = what, self._clock.now()
         try:
-            return await self._clock.within(self._deadline_s, what, future)
+            return await self._clock.within(self._deadline_s, what, asyncio.shield(future))
         finally:
             self.doing = None
+            self._thread.abandon(future)
 
 
 @dataclass(frozen=True)

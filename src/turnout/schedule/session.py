@@ -13,7 +13,7 @@ from functools import partial
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import EngineDead, LedgerError, OwnerLost, RunCut, RunStopped, TurnoutError, told
+from turnout.core.errors import EngineDead, LedgerError, OwnerLost, RunCut, RunStopped, TurnoutError, one_line
 from turnout.core.events import EngineLost, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.observe.eventlog import EventLog
@@ -90,10 +90,10 @@ class Session:
                 self.outcome.status, self.outcome.reason = "finished", ""
             except RunStopped as end:
                 if isinstance(end, RunCut):
-                    self.outcome.reason = told(end)
+                    self.outcome.reason = one_line(end)
                 raise
             except TurnoutError as fault:
-                self.outcome.status, self.outcome.reason = "failed", told(fault)
+                self.outcome.status, self.outcome.reason = "failed", one_line(fault)
                 if isinstance(fault, EngineDead):
                     events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
                 raise

@@ -4,8 +4,9 @@
 
 Owns that file. Promises: it is written anew every TICK_S, and a reader sees all of one picture (turnout doctor); a
 root that has not moved for `--stall-warning-s`, over two looks at least, is told once, as an event, in the log and
-above the panel; a run that ends at a deadline says the last line that was known (`why`). A disk that takes nothing
-is no fault of this watch: the line is in memory.
+above the panel; a run that ends at a deadline says the last line that was known (`why`); where the event loop
+itself stands still, a thread writes the file, and says in which call. A disk that takes nothing is no fault of this
+watch: the line is in memory.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from pathlib import Path
 from turnout.core.errors import DeadlineExceeded, RunCut, TurnoutError
 from turnout.core.events import RunStalled
 from turnout.core.ports import Clock, EventSink
-from turnout.core.waits import ENGINES, PLACES, Chain, Wait, root_cause
+from turnout.core.waits import ENGINES, PLACES, RUN, Chain, Wait, root_cause
+from turnout.placement.stacks import LoopWatch, threads_at
 from turnout.rollout.pool import RolloutPool
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.phases import Phases
 from turnout.serving.client import EngineClient
 
-TICK_S = 2.0
+TICK_S, STANDS_S = 2.0, 6.0
+LOOP = "event loop"
 TRAINER_PHASES = ("start", "train", "publish", "checkpoint")
 ENGINE_PHASES = ("start", "publish", "prepare", "activate")
+IDLE = "_serve <"  # a thread that waits for its next call (turnout.placement.call_threads)
 log = logging.getLogger(__name__)
 
 
@@ -81,43 +85,65 @@ class StallWatch:
         self._told = False
         self.say: Callable[[str], None] = log.warning
         self.line, self.stalled = "", False
+        self._known = ""
 
     async def run(self) -> None:
         """Looks again and again; never ends by itself."""
-        while True:
-            self.look()
-            await self._clock.sleep(TICK_S)
+        beside = LoopWatch(STANDS_S, self._stands_still)
+        try:
+            while True:
+                beside.beat()
+                self.look()
+                await self._clock.sleep(TICK_S)
+        finally:
+            beside.stop()
+
+    def _stands_still(self, where: str, seconds: float) -> None:
+        """On the thread of the loop's watch."""
+        now = self._clock.now()
+        chain = Chain((Wait(RUN, LOOP, f"a call to return: {where}", now - seconds),))
+        with contextlib.suppress(OSError):
+            self._write(chain, chain.line(now), seconds >= self._warning_s)
 
     def look(self) -> None:
         """One look."""
         chain, now = root_cause(self._parties.waits()), self._clock.now()
         same = chain.key == self._chain.key and chain.since == self._chain.since
         self._chain, self._told = chain, self._told and same
+        if chain.waits:  # else a run that ends has given up all it waited for
+            self._known = chain.line(now, self._facts(chain))
         self.stalled = same and now - chain.since >= self._warning_s
-        self.line = chain.line(now, self._parties.facts())
+        self.line = self._known if chain.waits else chain.line(now)
         if self.stalled and not self._told:
             self._told = True
             seconds = round(now - chain.since, 3)
             self._events.emit(RunStalled(self.line, chain.key[-1], seconds))
             self.say(f"nothing has moved for {seconds:.0f} s: {self.line}")
         with contextlib.suppress(OSError):
-            self._write(now)
+            self._write(chain, self.line, self.stalled)
+
+    def _facts(self, chain: Chain) -> Mapping[str, str]:
+        """More of the root: what is known of an engine; where the thread is that computes."""
+        root = chain.key[-1] if chain.waits else ""
+        if root.startswith(("trainer", "reward")):
+            return {root: "; ".join(at for at in threads_at(root.split()[0]) if IDLE not in at)}
+        return self._parties.facts()
 
     def why(self, fault: TurnoutError) -> str:
         """What more there is to say of the end of a run: what it waited for when that was looked at last."""
         cut = isinstance(fault, DeadlineExceeded | RunCut)
-        return self.line if self._chain.waits and (cut or self.stalled) else ""
+        return self._known if cut or self.stalled else ""
 
-    def _write(self, now: float) -> None:
-        chain = self._chain
+    def _write(self, chain: Chain, line: str, stalled: bool) -> None:
+        now = self._clock.now()
         row = {
             "at": self._clock.wall(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "phase": self._parties.phases.current,
-            "line": self.line,
+            "line": line,
             "seconds": round(now - chain.since, 3) if chain.waits else None,
-            "stalled": self.stalled,
+            "stalled": stalled,
             "chain": chain.to_json(now),
         }
         staged = self._path.with_name(f".{self._path.name}.{os.getpid()}")

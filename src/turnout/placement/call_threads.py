@@ -13,14 +13,14 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]]
+Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None  # None: end
 
 
 class CallThreads:
-    """`left_behind` counts the threads that are still in an abandoned call."""
+    """`left_behind` counts the threads that are still in an abandoned call. `name` is that of each thread."""
 
-    def __init__(self) -> None:
-        self.left_behind = 0
+    def __init__(self, name: str) -> None:
+        self.left_behind, self._name = 0, name
         self._idle = 0
         self._jobs: SimpleQueue[Job] = SimpleQueue()
 
@@ -31,7 +31,7 @@ class CallThreads:
         if self._idle:
             self._idle -= 1
         else:
-            threading.Thread(target=self._serve, daemon=True, name="reward").start()
+            threading.Thread(target=self._serve, daemon=True, name=self._name).start()
         self._jobs.put((loop, future, work))
         return future
 
@@ -41,9 +41,14 @@ class CallThreads:
             self.left_behind += 1
             future.cancel()
 
+    def close(self) -> None:
+        """Ends the threads that are in no call. Nothing is called after this."""
+        for _ in range(self._idle):
+            self._jobs.put(None)
+
     def _serve(self) -> None:
-        while True:
-            loop, future, work = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
+            loop, future, work = job
             result, fault = body(work)
             try:
                 loop.call_soon_threadsafe(self._deliver, future, result, fault)
