@@ -17,6 +17,7 @@ from turnout.core.ports import Clock
 from turnout.placement.devices import visible_gpus
 from turnout.placement.real import RealClock
 from turnout.schedule.external import beginning_roster, external_access
+from turnout.schedule.wiring import router_of
 from turnout.serving.access import Access
 from turnout.serving.address import parse_address
 from turnout.serving.checklist.engines import Look
@@ -24,7 +25,8 @@ from turnout.serving.checklist.facts import Deployment, HereFacts, ModelFacts
 from turnout.serving.checklist.folder import Prober
 from turnout.serving.checklist.group import try_group
 from turnout.serving.checklist.here import model_facts, proxies, sglang_findings, store_facts
-from turnout.serving.checklist.lines import exit_status, refused, render
+from turnout.serving.checklist.lines import Finding, exit_status, refused, render
+from turnout.serving.checklist.router import own_router, their_router
 from turnout.serving.checklist.verdicts import lines
 from turnout.serving.client import EngineClient
 from turnout.serving.roster import EnginePlan, Program
@@ -90,8 +92,18 @@ async def _deployment(config: RunConfig, deep: bool, deadline_s: float) -> Deplo
         keys = {"api_key": access.api_key, "admin_key": access.admin_key, "ca": config.rollout_engine_ca_file}
         group = await try_group(up, keys, clock, deadline_s)
     programs = await sglang_findings(config, plans, clock)
-    here = HereFacts(model, store, visible_gpus(), proxies(os.environ), programs)
+    routers = await _router(config, clock, deadline_s)
+    here = HereFacts(model, store, visible_gpus(), proxies(os.environ), programs, routers)
     return Deployment(config, here, plans, engines, group)
+
+
+async def _router(config: RunConfig, clock: Clock, deadline_s: float) -> tuple[Finding, ...]:
+    plan = router_of(config, "check", Path())
+    if plan is None:
+        return ()
+    if plan.launch is not None:
+        return await own_router(plan.launch, clock)
+    return () if plan.address is None else await their_router(plan.address, clock, deadline_s)
 
 
 def _model(config: RunConfig, deep: bool) -> ModelFacts:

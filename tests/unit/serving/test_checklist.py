@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, EngineRefused, Fault
 from turnout.placement.real import RealClock
+from turnout.serving import router_launcher
 from turnout.serving.address import Address
 from turnout.serving.checklist.facts import Deployment, EngineFacts, HereFacts, ModelFacts, StoreFacts
 from turnout.serving.checklist.folder import SEEN, Prober
@@ -25,6 +29,7 @@ from turnout.serving.checklist.lines import (
     render,
     unknown,
 )
+from turnout.serving.checklist.router import own_router, their_router
 from turnout.serving.checklist.verdicts import CHECKS, lines
 from turnout.serving.client import Attestation
 from turnout.serving.discovery import ModelIdentity, info_of
@@ -197,3 +202,45 @@ def test_the_deep_probe_loads_what_it_serves(tmp_path: Path) -> None:
     found = asyncio.run(Prober(shared, RealClock(), 1.0, model).probe(engine, stock=True))  # type: ignore[arg-type]
     assert found.result is Result.PROVED and engine.loaded == [["model.safetensors"]]
     assert list(shared.iterdir()) == []
+
+
+async def served(body: dict[str, Any]) -> tuple[Finding, ...]:
+    """What is found of a router that lists this."""
+
+    async def workers(_request: web.Request) -> web.Response:
+        return web.json_response(body)
+
+    app = web.Application()
+    app.add_routes([web.get("/workers", workers)])
+    async with TestServer(app) as server:
+        return await their_router(Address("127.0.0.1", server.port or 0), RealClock(), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        ({"workers": []}, Result.PROVED),
+        ({"other": 1}, Result.FAILED),
+        (
+            {"workers": [{"id": "1", "url": "http://e:1", "worker_type": "regular", "is_healthy": True}]},
+            Result.UNKNOWN,
+        ),
+    ],
+)
+def test_a_router_of_somebody_else(body: dict[str, Any], result: Result) -> None:
+    [found] = asyncio.run(served(body))
+    assert found.result is result
+    router = replace(HERE, router=(found,))
+    assert told([], router)["router"].result is result and "router" not in told([])
+
+
+def test_routers_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", probe.getsockname()[1])  # bound, and nobody listens
+        [found] = asyncio.run(their_router(address, RealClock(), 5.0))
+    assert found.result is Result.FAILED
+    monkeypatch.setitem(router_launcher.MODULES, "smg", "no_such_router")
+    launch = router_launcher.RouterLaunch("router", "smg", "manual", {}, 1.0, Path())
+    [found] = asyncio.run(own_router(launch, RealClock()))
+    assert found.result is Result.FAILED and "can't be run" in found.how

@@ -42,13 +42,14 @@ class StoreFacts:
 @dataclass(frozen=True)
 class HereFacts:
     """This machine. `gpus`: how many a process sees, None: not known; `proxies`: names of variables that are set;
-    `sglang`: what was found of --sglang-python, empty where the run starts none."""
+    `sglang`: what was found of --sglang-python, `router`: of the router; both empty where there is none."""
 
     model: ModelFacts
     store: StoreFacts
     gpus: int | None
     proxies: tuple[str, ...]
     sglang: tuple[Finding, ...] = ()
+    router: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -236,6 +236,10 @@ def sglang_program(d: Deployment) -> Iterator[Finding]:
     yield from d.here.sglang
 
 
+def router(d: Deployment) -> Iterator[Finding]:
+    yield from d.here.router
+
+
 def fault_tolerance(d: Deployment) -> Iterator[Finding]:
     c = d.config
     watch = (
@@ -333,5 +337,8 @@ CHECKS = (
         "use fewer engines, or a larger machine",
     ),
     Check("SGLang", "the program that the run starts is there", sglang_program, "give --sglang-python"),
+    Check(
+        "router", "the router is there and the run's alone", router, "install it, or have one without workers"
+    ),
     Check("fault tolerance", "what is watched, and what is never started again", fault_tolerance, ""),
 )

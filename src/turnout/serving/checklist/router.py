@@ -1,0 +1,37 @@
+"""Whether the router can be had: the program that the run would start, or that of somebody else. None is started."""
+started."""
+
+from __future__ import annotations
+
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError
+from turnout.core.ports import Clock
+from turnout.serving.address import Address
+from turnout.serving.checklist.lines import Finding, failed, proved, unknown
+from turnout.serving.router_client import RouterClient
+from turnout.serving.router_launcher import RouterLaunch, check_arguments
+
+
+async def own_router(launch: RouterLaunch, clock: Clock) -> tuple[Finding, ...]:
+    """Of a router that the run starts: its arguments and policy, against its own list."""
+    try:
+        await check_arguments(launch, clock)
+    except ConfigError as fault:
+        return tuple(failed(f.reason, f"{f.where} {f.value}") for f in fault.faults)
+    except DeadlineExceeded as fault:
+        return (unknown(str(fault), launch.kind),)
+    return (proved(f"is installed, and knows its policy and {len(launch.arguments)} arguments", launch.kind),)
+
+
+async def their_router(address: Address, clock: Clock, deadline_s: float) -> tuple[Finding, ...]:
+    """Of a router that somebody else runs: it lists its workers, none of which may be another's."""
+    client = RouterClient("router", address, clock)
+    try:
+        listed = await clock.within(deadline_s, "the router to list its workers", client.workers())
+    except (EngineError, DeadlineExceeded) as fault:
+        return (failed(fault.reason if isinstance(fault, EngineError) else str(fault), address.place),)
+    finally:
+        await client.close()
+    serving = [each.worker.url for each in listed if each.serves]
+    if serving:
+        return (unknown(f"it has workers already: {', '.join(serving)}", address.place),)
+    return (proved("lists its workers, none of which serves another", address.place),)
