@@ -20,6 +20,7 @@ from turnout.serving.address import Address
 from turnout.serving.checklist.facts import Deployment, EngineFacts, HereFacts, ModelFacts, StoreFacts
 from turnout.serving.checklist.folder import SEEN, Prober
 from turnout.serving.checklist.lines import (
+    Finding,
     Line,
     Result,
     exit_status,

@@ -1,5 +1,4 @@
-"""Whether the router can be had: the program that the run would start, or that of somebody else. None is started."""
-started."""
+"""Whether the router can be had: a program that is installed, or one of somebody else. Nothing is started."""
 
 from __future__ import annotations
 
