@@ -164,12 +164,6 @@ def both_halves_are_needed(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--min-engines", "1", reason, "give at least 2")
 
 
-def others_not_yet(c: RunConfig) -> Iterator[Fault]:
-    for group in c.groups:
-        if not group.updated:
-            yield Fault(group.place, "", "not yet done: models that are not updated", "leave the model out")
-
-
 def trainer_is_one_process(c: RunConfig) -> Iterator[Fault]:
     if c.actor_num_nodes > 1:
         reason = "not yet done: a trainer over several machines"
@@ -261,7 +255,6 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     overrides_are_known,
     halves_run,
     both_halves_are_needed,
-    others_not_yet,
     trainer_is_one_process,
     one_machine,
     shared_devices_take_turns,

@@ -236,13 +236,32 @@ def reward_path_form(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--custom-rm-path", path, f"there is no file {place}", "check the path")
 
 
-def eval_mode_done(c: RunConfig) -> Iterator[Fault]:
-    if c.eval_mode == "dedicated":
-        reason = "not yet done: engines that only evaluate"
-        yield Fault("--eval-mode", "dedicated", reason, "use --eval-mode shared or checkpoint")
-    elif c.eval_mode == "checkpoint" and c.update_weight_transport != "disk":
+def eval_mode_has_means(c: RunConfig) -> Iterator[Fault]:
+    dedicated = c.eval_mode == "dedicated"
+    if dedicated != (c.eval_model is not None):
+        if dedicated:
+            yield Fault("--eval-mode", "dedicated", "no engines only evaluate", "give --eval-model")
+        else:
+            reason = f"--eval-mode {c.eval_mode} asks no engines of their own"
+            yield Fault("--eval-model", str(c.eval_model), reason, "give --eval-mode dedicated")
+    if c.eval_mode != "shared" and c.update_weight_transport != "disk":
         reason = f"no version stays on disk with --update-weight-transport {c.update_weight_transport}"
-        yield Fault("--eval-mode", "checkpoint", reason, "use --update-weight-transport disk")
+        yield Fault("--eval-mode", c.eval_mode, reason, "use --update-weight-transport disk")
+
+
+def reference_is_one(c: RunConfig) -> Iterator[Fault]:
+    if c.ref_model is None:
+        return
+    if c.ref_load is not None:
+        reason = f"--ref-load {c.ref_load} is a reference already"
+        yield Fault("--ref-model", c.ref_model, reason, "leave one of the two out")
+    if not c.use_kl_loss:
+        yield Fault("--ref-model", c.ref_model, "nothing uses the reference", "give --use-kl-loss")
+    if c.rollout_temperature != 1:
+        reason = (
+            f"engines score a prompt at temperature 1, --rollout-temperature is {c.rollout_temperature:g}"
+        )
+        yield Fault("--ref-model", c.ref_model, reason, "leave it out: the trainer scores at any temperature")
 
 
 def eval_data_is_one(c: RunConfig) -> Iterator[Fault]:
@@ -365,12 +384,13 @@ CHECKS: tuple[Check, ...] = (
     surplus_is_surplus,
     partial_is_cut,
     reward_path_form,
-    eval_mode_done,
+    eval_mode_has_means,
     eval_data_is_one,
     eval_has_data,
     eval_samples_differ,
     eval_is_held_out,
     kl_is_used,
+    reference_is_one,
     learning_rate_plan,
     deterministic_threads,
     restarts_are_used,

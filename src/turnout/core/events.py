@@ -47,6 +47,17 @@ class EngineReady(Event):
 
 
 @dataclass(frozen=True)
+class ModelAttested(Event):
+    """An engine of a frozen model told what its live weights are: `root` is a digest of them, `level` how it was
+    computed (memory, checksum), or "label" with their name."""
+
+    engine: str
+    model: str
+    root: str
+    level: str
+
+
+@dataclass(frozen=True)
 class EngineLost(Event):
     engine: str
     phase: str

@@ -163,7 +163,8 @@ class RolloutGroup:
 class TrainSample:
     """One sequence for the trainer: prompt and response ids, the behaviour log-probs of the response, its
     mask and its advantage (one number per response token, length T). `lags` is each token's age in train
-    steps; empty means that all are 0."""
+    steps; empty means that all are 0. `reference`: log-probs of a reference, where another than the trainer has
+    them."""
 
     group_id: str
     prompt_ids: tuple[int, ...]
@@ -172,6 +173,7 @@ class TrainSample:
     loss_mask: tuple[int, ...]
     advantages: tuple[float, ...]
     lags: tuple[int, ...] = ()
+    reference: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

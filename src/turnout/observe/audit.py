@@ -24,6 +24,7 @@ from turnout.core.events import (
 )
 from turnout.observe.audit_groups import REQUEUE_RULES
 from turnout.observe.audit_log import as_one, ended_well, of_kind
+from turnout.observe.audit_models import frozen_models_stay
 from turnout.observe.audit_versions import VERSION_RULES
 
 MAX_DETAILS = 20
@@ -183,5 +184,6 @@ RULES: tuple[Rule, ...] = (
     *REQUEUE_RULES,
     lengths_agree,
     *VERSION_RULES,
+    frozen_models_stay,
     nothing_is_left_over,
 )

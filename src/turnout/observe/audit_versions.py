@@ -129,7 +129,7 @@ def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
     for event in log:
         if isinstance(event, RunStarted) and event.trust_label:
             trusted = TRUSTED_LEVELS | {"label"}
-        elif isinstance(event, EngineReady):
+        elif isinstance(event, EngineReady) and event.updated:
             ready.add(event.engine)
         elif isinstance(event, VersionPublished):
             updates[event.version] = _Required(event.root, set(event.required), event.at_least)

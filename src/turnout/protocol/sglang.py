@@ -197,6 +197,21 @@ def finite_logprobs(ids: list[int], pairs: list[Any]) -> list[float]:
     return found
 
 
+def prompt_logprobs(row: Any, ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+    """Log-probs of the tokens `ids[start + 1:]` of a prompt, each given what precedes it, from the reply to a
+    request with `logprob_start_len` = start. The row of token `start` itself has none, or one that is not asked
+    for. Raises ValueError where they are not all there, of other tokens, or not finite."""
+    meta: dict[str, Any] = row["meta_info"]
+    pairs = meta["input_token_logprobs"]
+    wanted = list(ids[start + 1 :])
+    found = finite_logprobs(wanted, pairs[1:])
+    if len(pairs) != len(ids) - start or len(found) != len(wanted):
+        raise ValueError(
+            f"{len(found)} good ones of {len(wanted)} log-probs of a prompt, in {len(pairs)} rows"
+        )
+    return tuple(found)
+
+
 def span_rows(meta: dict[str, Any], first: int, last: int) -> tuple[tuple[int, str], ...] | None:
     """Which version made the tokens `first` to `last` (exclusive) of a response; None where the engine does not
     say it of all of them."""

@@ -1,7 +1,8 @@
 """Rewards: from a name or import path to a function, and from a call to a score or the reason for none.
 
 A reward is `reward(prompt, response, label, **metadata) -> float`, sync or async. Metadata keys that a function
-without ** does not name are left out, and so are keys called prompt, response or label.
+without ** does not name are left out, and so are keys called prompt, response or label. One that names a parameter
+`run` is given the run's models there (turnout.serving.models), in place of metadata of that name.
 
 Outcomes of a call. A finite number (also a bool or a NumPy scalar) is the score. Everything else is unscored,
 with the reason, and never a silent 0: None; NaN; infinite; text, also text that looks like a number; a dict,
@@ -32,6 +33,7 @@ from turnout.core.waits import Wait, Waiting
 from turnout.placement.call_threads import CallThreads
 from turnout.rollout.builtin_rewards import BUILTIN
 from turnout.rollout.deadlines import Deadlines
+from turnout.serving.models import Models
 
 Reward = Callable[..., Any]
 DEFAULT_DEADLINE_S = 30.0
@@ -71,7 +73,8 @@ def load_reward(text: str) -> Reward:
 
 
 class RewardRunner:
-    """Calls one reward under deadlines. Async ones run in the event loop, as many as trajectories ask for."""
+    """Calls one reward under deadlines. Async ones run in the event loop, as many as trajectories ask for.
+    `models`: those of the run, for a reward that asks them; none unless somebody sets it."""
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class RewardRunner:
         """`whole`: the reward scores all responses of a group at once (`score_group`), and no single one."""
         self._reward = reward
         self.whole = whole
+        self.models = Models({})
         self._clock = clock
         self._deadline_s = deadline_s
         self._workers = workers
@@ -94,11 +98,15 @@ class RewardRunner:
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(
             getattr(reward, "__call__", None)  # noqa: B004 - the method is wanted, to see whether it is async
         )
-        self._named = _named_parameters(reward)
+        self._named, self._takes_run = _named_parameters(reward)
 
     def of(self, reward: Reward | None) -> RewardRunner:
         """Another reward under the same limits; this one where None is given."""
-        return self if reward is None else RewardRunner(reward, self._clock, self._deadline_s, self._workers)
+        if reward is None:
+            return self
+        other = RewardRunner(reward, self._clock, self._deadline_s, self._workers)
+        other.models = self.models
+        return other
 
     def waited(self, waits: Waiting) -> Wait:
         """Who waits for a call of the reward, while the block runs."""
@@ -134,6 +142,8 @@ class RewardRunner:
         given = {k: v for k, v in metadata.items() if k not in _OWN_NAMES}
         if self._named is not None:
             given = {k: v for k, v in given.items() if k in self._named}
+        if self._takes_run:
+            given["run"] = self.models
         if self._is_async:
             call = asyncio.ensure_future(self._in_loop(prompt, response, label, given))
             return await self._within(call, self._abandon, self._deadline_s)
@@ -194,14 +204,14 @@ def _outcome(result: Any) -> Scored:
     return Scored(value) if math.isfinite(value) else Scored(None, f"returned {value}")
 
 
-def _named_parameters(reward: Reward) -> set[str] | None:
-    """The names that a reward takes; None where it takes any (**metadata)."""
+def _named_parameters(reward: Reward) -> tuple[set[str] | None, bool]:
+    """The names that a reward takes, None where it takes any (**metadata); and whether `run` is one that it
+    names."""
     try:
         parameters = inspect.signature(reward).parameters.values()
     except ValueError:  # a C function without a signature
-        return set()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
+        return set(), False
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return set(named) - set(positional[:3])
+    names = set(named) - set(positional[:3])
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names, "run" in names

@@ -52,7 +52,7 @@ def load_eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
         config.eval_interval,
         config.skip_eval_before_train,
         mode=config.eval_mode,
-        beside=config.schedule == "async",
+        beside=config.schedule == "async" or config.eval_mode == "dedicated",
         hold_s=config.eval_hold,
     )
 
@@ -60,7 +60,7 @@ def load_eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
 def make_evaluations(
     plan: EvalPlan, updater: Updater, rewards: RewardRunner, decoder: Decoder, world: EvalWorld
 ) -> EvalRuns:
-    """The evaluations of a run. Their requests go to engines that serve the current version, and no other."""
+    """The evaluations of a run. Their requests go to engines that serve the version asked for, and no other."""
 
     def current() -> tuple[WeightVersion, int]:
         held = updater.fleet.current
@@ -70,8 +70,10 @@ def make_evaluations(
     def pinned() -> list[EngineClient]:
         return updater.fleet.routable(VersionConstraint(current()[0].label, exact=True))
 
-    fleet = updater.fleet
+    fleet, apart = updater.fleet, world.dedicated
     routes = Routes(pinned, changed=fleet.changed, prefills=fleet.prefills)
+    if apart is not None:
+        routes = Routes(apart.routable, changed=apart.changed)
     sampler = Sampler(routes, decoder, world.clock, world.ids)
     generator = Generator(sampler, rewards, world.phases.waits)
     return EvalRuns(plan, EvalMeans(generator, rewards, SeedTree(*EVAL_SEEDS)), world, current)

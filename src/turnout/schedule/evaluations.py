@@ -7,7 +7,9 @@ first set is the one whose score the panel and the curve show.
 `beside` (async): the evaluation runs while rollouts and training go on, and `settled`, which the next activation
 awaits, holds that back until the evaluation's requests are done, at most `hold_s` seconds; the rest is cut then and
 the point is not written. Without it the loop waits for the point: no update can come between. Mode `checkpoint`
-asks nothing of the run's engines: the version is kept, and `kept` says what is to be scored after the run.
+asks nothing of the run's engines: the version is kept, and `kept` says what is to be scored after the run. In mode
+`dedicated` engines of their own answer, one version after the other: the version is kept until then, training and
+updates go on, and the end of the run waits `hold_s` seconds for what is pending.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from turnout.core.errors import DeadlineExceeded, TurnoutError
 from turnout.core.events import EvalDone, EvalSkipped
 from turnout.core.ports import Clock, EventSink
 from turnout.core.rng import IdSource, random_id
@@ -25,7 +29,11 @@ from turnout.observe.metrics import EVAL_SCORE
 from turnout.placement.tasks import together
 from turnout.rollout.evaluate import EvalMeans, EvalPoint, EvalSet, NoPoint, PassAt, Requests, evaluate
 from turnout.schedule.phases import Phases
+from turnout.serving.client import EngineClient
+from turnout.serving.models import Models
 
+PENDING_MAX = 32  # versions that wait for dedicated engines; more are not evaluated, and told
+TRIES_MAX = 3  # of a version on dedicated engines, which may end meanwhile
 EVAL_SEEDS = (0, ("eval",))  # not the run's seed: runs are compared on the same noise
 log = logging.getLogger(__name__)
 
@@ -56,15 +64,36 @@ class EvalPlan:
         return [*self.sets, *(self.before_only if first else ())]
 
 
+class Dedicated(Protocol):
+    """Engines that only evaluate (turnout.schedule.dedicated)."""
+
+    async def serve(self, version: WeightVersion) -> None:
+        """Returns when they serve the version; raises a TurnoutError where none does."""
+        ...
+
+    def routable(self) -> Sequence[EngineClient]: ...
+
+    async def changed(self) -> None: ...
+
+
+class Keeper(Protocol):
+    """Who has the versions (turnout.weights.store)."""
+
+    def keep(self, version: WeightVersion) -> None: ...
+
+    def release(self, version: WeightVersion) -> None: ...
+
+
 @dataclass(frozen=True)
 class EvalWorld:
-    """What evaluations need of the run; `keep` makes a version stay in the store."""
+    """What evaluations need of the run; `dedicated` is there in that mode."""
 
-    keep: Callable[[WeightVersion], None]
+    store: Keeper
     events: EventSink
     phases: Phases
     clock: Clock
     ids: IdSource = random_id
+    dedicated: Dedicated | None = None
 
 
 class EvalRuns:
@@ -86,14 +115,15 @@ class EvalRuns:
         self._since: int | None = None  # as `_before`, of the incarnation before
         self._older: asyncio.Task[None] | None = None
         self._step = 0  # of the newest task
+        self._pending: dict[int, tuple[WeightVersion, list[EvalSet]]] = {}  # by step, on dedicated engines
         self.points: dict[tuple[str, int], EvalPoint] = {}
         self.kept: list[tuple[WeightVersion, int, list[EvalSet]]] = []
         self.seconds = 0.0
 
     def restore(self, done: Iterable[EvalDone], versions: Sequence[tuple[WeightVersion, int]] = ()) -> None:
         """On a resume: points that earlier incarnations made are not made again (their samples are gone).
-        `versions` are those that were current before the one of the checkpoint, in order, with their steps: in mode
-        `checkpoint` they are still to be scored where they were due."""
+        `versions` are those that were current before the one of the checkpoint, in order, with their steps: in the
+        modes `checkpoint` and `dedicated` they are still to be scored where they were due."""
         for one in done:
             point = EvalPoint(
                 name=one.name,
@@ -108,7 +138,7 @@ class EvalRuns:
             self.points[one.name, one.step] = point
             self._begun.add((one.name, one.step))
         for version, step in versions:
-            if self._plan.mode == "checkpoint":
+            if self._plan.mode != "shared":
                 self._begin_at(version, step, self._since, last=False)
             self._since = step
 
@@ -140,8 +170,11 @@ class EvalRuns:
         self._begun |= {(data.name, step) for data in sets}
         if not sets:
             return
+        if self._plan.mode == "dedicated":
+            self._begin_apart(version, step, sets)
+            return
         if self._plan.mode == "checkpoint":
-            self._world.keep(version)
+            self._world.store.keep(version)
             self.kept.append((version, step, sets))
             return
         older, self._means = self._task, replace(self._means, requests=Requests())
@@ -149,16 +182,28 @@ class EvalRuns:
         self._means.requests.expect(sum(data.requests for data in sets))
         self._task = asyncio.ensure_future(self._score(sets, version.label, step, older))
 
+    def _begin_apart(self, version: WeightVersion, step: int, sets: list[EvalSet]) -> None:
+        if len(self._pending) == PENDING_MAX:
+            self._skip(version, step, sets, f"{PENDING_MAX} versions wait for the engines of --eval-model")
+            return
+        self._world.store.keep(version)
+        self._pending[step] = version, sets
+        self._task = asyncio.ensure_future(self._score_apart(step, self._task))
+
     async def settled(self) -> None:
-        """Returns when no request of an evaluation is in flight, after `hold_s` seconds at the latest; raises what
-        ended an evaluation."""
-        await self._means.requests.idle(self._world.clock, self._plan.hold_s)
+        """Returns when no request of an evaluation is in flight, after `hold_s` seconds at the latest, and at once
+        where others than the run's engines answer; raises what ended an evaluation."""
+        if self._plan.mode == "shared":
+            await self._means.requests.idle(self._world.clock, self._plan.hold_s)
         if self._task is not None and self._task.done():
             self._task.result()
 
     async def caught_up(self, steps_done: int) -> None:
         """Returns when the points of earlier versions are made: a resume from here makes that of its own only.
-        Their requests have ended by now, or there would be no newer version."""
+        Their requests have ended by now, or there would be no newer version. Other modes than `shared` wait for
+        nothing: a resume makes what is still missing."""
+        if self._plan.mode != "shared":
+            return
         task = self._task if self._step < steps_done else self._older
         if task is not None:
             await task
@@ -172,6 +217,11 @@ class EvalRuns:
     @property
     def clock(self) -> Clock:
         return self._world.clock
+
+    @property
+    def models(self) -> Models:
+        """What rewards may ask."""
+        return self._means.rewards.models
 
     @property
     def first_set(self) -> str:
@@ -196,9 +246,47 @@ class EvalRuns:
         return before, self.points[name, max(steps)] if steps and max(steps) > 0 else None
 
     async def _ended(self) -> None:
-        if self._task is not None:
-            await self._task
-            self._task = None
+        task, self._task = self._task, None
+        if task is None:
+            return
+        if self._plan.mode != "dedicated":
+            await task
+            return
+        try:
+            await self._world.clock.within(self._plan.hold_s, "evaluations that are pending", task)
+        except DeadlineExceeded:
+            why = f"it was not made within {self._plan.hold_s:g} s of the run's end (--eval-hold)"
+            for step, (version, sets) in self._pending.items():
+                self._skip(version, step, sets, why)
+
+    async def _score_apart(self, step: int, older: asyncio.Task[None] | None) -> None:
+        """The points of a pending version, once those of older ones are made."""
+        if older is not None:
+            await older
+        version, sets = self._pending[step]
+        made: list[EvalPoint | NoPoint] = []
+        for _ in range(TRIES_MAX):
+            made = await self._made_apart(version, sets)
+            if not any(isinstance(one, NoPoint) for one in made):
+                break
+        del self._pending[step]
+        self._world.store.release(version)
+        for one in made:
+            self.add(one, step)
+
+    async def _made_apart(self, version: WeightVersion, sets: list[EvalSet]) -> list[EvalPoint | NoPoint]:
+        assert self._world.dedicated is not None, "mode dedicated has engines for it"
+        means = replace(self._means, requests=Requests())
+        means.requests.expect(sum(data.requests for data in sets))
+        try:
+            await self._world.dedicated.serve(version)
+            return await together(evaluate(means, data, version.label) for data in sets)
+        except TurnoutError as fault:  # of engines that the run can do without
+            return [NoPoint(data.name, version.label, str(fault)) for data in sets]
+
+    def _skip(self, version: WeightVersion, step: int, sets: Iterable[EvalSet], why: str) -> None:
+        for data in sets:
+            self.add(NoPoint(data.name, version.label, why), step)
 
     async def _score(
         self, sets: Sequence[EvalSet], label: str, step: int, older: asyncio.Task[None] | None

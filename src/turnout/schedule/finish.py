@@ -13,6 +13,7 @@ from turnout.core.events import VersionCommitted, VersionPublished
 from turnout.core.ports import Store
 from turnout.observe.audit import audit, count_groups
 from turnout.observe.audit_log import of_kind, starts
+from turnout.observe.audit_models import models_summary
 from turnout.observe.audit_versions import base_version
 from turnout.observe.eventlog import read_events
 from turnout.observe.metrics import read_metrics
@@ -46,7 +47,7 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     extra["evaluations"] = [] if outcome.evals is None else _all_points(outcome.evals)
     extra["weight_versions"] = _versions([event for event in events if isinstance(event, VersionPublished)])
     extra["engines"] = engine_summary(events)
-    extra |= lag_summary(events)
+    extra |= lag_summary(events) | models_summary(events)
     for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
         first, last = _points(outcome.evals, name)
         extra |= {f"{key}_before": _json(first)} | ({f"{key}_after": _json(last)} if name == SAMPLED else {})

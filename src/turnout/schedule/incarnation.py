@@ -45,6 +45,7 @@ from turnout.schedule.resume import (
 )
 from turnout.schedule.resume_ledger import returning_groups
 from turnout.schedule.run_engines import Around, RunEngines
+from turnout.schedule.run_models import RunModels
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.stall_watch import Parties
 from turnout.schedule.weight_plane import (
@@ -92,11 +93,12 @@ class RunOutcome:
     final_folder: Path | None = None
 
 
-async def launched(run: Run, model: Path, external: ExternalEngines, plan: EnginePlan) -> Engine:
-    """Starts an engine, or connects to it; `model` is the run's checkpoint."""
+async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan: EnginePlan) -> Engine:
+    """Starts an engine, or connects to it."""
     config, folders = run.config, (run.paths.engines, run.paths.weights)
     if plan.program is Program.EXTERNAL:
         return await external.connect(plan, config.engine_start_timeout_s)
+    model = inputs.model if plan.model_path is None else inputs.models[plan.model_path]
     if plan.program is Program.SGLANG:
         engine = await launch_sglang(wiring.sglang_launch(config, plan, model, folders[0]), run.clock)
     else:
@@ -138,17 +140,19 @@ class Incarnation:
             published.expect(base, 0)
             updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
             weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
-            rewards = wiring.reward_runner(config, self._clock)
+            models = await RunModels(config, self._engines, transport, events, self._clock).begun()
+            rewards = wiring.reward_runner(config, self._clock, models.models)
             generator = Generator(await self._sampler(updater, inputs), rewards, self._phases.waits)
-            around = EvalWorld(store.keep, events, self._phases, self._clock)
-            evals = make_evaluations(inputs.evals, updater, rewards, inputs.tokenizer, around)
+            around = EvalWorld(store, events, self._phases, self._clock, dedicated=models.dedicated)
+            evals = self.outcome.evals = make_evaluations(
+                inputs.evals, updater, rewards, inputs.tokenizer, around
+            )
             evals.restore(written.points, standing_versions(book.ledger.versions(), self._beginning.step))
-            self.outcome.evals = evals
             about = About(self._run.run_id, incarnation, inputs.fingerprints[0].digest, inputs.source)
-            contents = contents_of(about, written, store, updater)
             plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
+            contents = contents_of(about, written, store, updater)
             checkpoints = RunCheckpoints(plan, self._files, trainer, contents)
-            parts = generator, trainer, weights, evals, checkpoints, reporter, self._phases
+            parts = generator, models.referenced(trainer), weights, evals, checkpoints, reporter, self._phases
             world = World(self._clock, events, inputs.source, *parts)
             plane = ControlPlane(config, world, book, inputs.steps)
             self.parties.pool = plane.pool
@@ -158,25 +162,26 @@ class Incarnation:
                 checkpoints.saved = self._beginning.step
             sources = Sources(self._engines.views, evals.curve, evals.rows, lambda: published.last)
             reporter.open(config.run_name or "run", inputs.steps, sources)
-            engines = self._around(updater, written)
             stopper = asyncio.ensure_future(self._stopped(plane))
+            work = models.stay(self._loop(plane, world, updater, (base, trainer)))
             try:
-                await self._supervised(self._loop(plane, world, updater, base), reporter, engines)
+                await self._supervised(work, reporter, self._around(updater, models, written))
             finally:
                 stopper.cancel()
             if evals.kept:  # on an engine of their own, when those of the run are gone
-                await self._engines.stop()
+                await self._engines.stop_updated()
                 await score_kept(config, evals, self.paths.weights, inputs.model, self._files)
                 reporter.tick()  # writes the points
             self.outcome.final_folder = final_checkpoint(self.paths.weights, self._current(updater))
         finally:
             trainer.close()
 
-    async def _loop(self, plane: ControlPlane, world: World, updater: Updater, base: WeightVersion) -> None:
+    async def _loop(
+        self, plane: ControlPlane, world: World, updater: Updater, begin: tuple[WeightVersion, TrainerThread]
+    ) -> None:
         """Adopts the base version, then runs THE loop."""
-        trainer, reporter, evals = world.trainer, world.reporter, world.evaluations
-        assert isinstance(trainer, TrainerThread) and isinstance(reporter, RunReporter)
-        assert isinstance(evals, EvalRuns)
+        (base, trainer), reporter, evals = begin, world.reporter, world.evaluations
+        assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
         with self._phases("start"):
             expected = await updater.checksums(trainer.export, self.config.train_step_timeout_s)
             await updater.adopt(base, ATTEST_DEADLINE_S, expected)
@@ -193,15 +198,20 @@ class Incarnation:
         finally:
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
 
-    def _around(self, updater: Updater, written: Written) -> Around:
-        events, reporter = written.events, written.reporter
+    def _around(self, updater: Updater, models: RunModels, written: Written) -> Around:
+        events, reporter, fleet = written.events, written.reporter, updater.fleet
 
         def lost(fault: EngineDead, then: str) -> None:
             events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
             reporter.say(f"{fault}; {then}")
-            updater.lost(fault.engine_id, fault.reason)
+            if fault.engine_id in fleet.engines:
+                updater.lost(fault.engine_id, fault.reason)
+            models.lost(fault.engine_id)
 
         async def joins(client: EngineClient) -> None:
+            if not client.plan.updated:
+                reporter.say(f"engine {client.engine_id} {await models.again(client)}")
+                return
             try:
                 serves = await updater.join(client, self.config.update_weight_timeout_s)
             except DeadlineExceeded as fault:
@@ -210,7 +220,6 @@ class Incarnation:
             what = "serves again" if serves else "runs again and takes part in the next update"
             reporter.say(f"engine {client.engine_id} {what}")
 
-        fleet = updater.fleet
         return Around(lambda: self._phases.current, lost, joins, fleet.unasked, fleet.changing)
 
     async def _stopped(self, plane: ControlPlane) -> None:

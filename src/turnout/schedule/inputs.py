@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnout.config.run_config import RunConfig
@@ -18,7 +19,9 @@ from turnout.schedule import wiring
 from turnout.schedule.checkpoints import check_folders
 from turnout.schedule.eval_sets import load_eval_plan
 from turnout.schedule.evaluations import EvalPlan
-from turnout.schedule.roster import check_gpus
+from turnout.schedule.roster import check_gpus, roster
+from turnout.schedule.run_models import check_models
+from turnout.train.model_zoo import resolve_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +29,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class RunInputs:
     """What was loaded and checked before anything started. `steps` is None where only the data's end is known;
-    `fingerprints` are those of prompts and held-out prompts."""
+    `fingerprints` are those of prompts and held-out prompts; `models` are the folders of models besides the one
+    that is trained, by what the configuration calls them."""
 
     model: Path
     tokenizer: HubTokenizer
@@ -34,6 +38,7 @@ class RunInputs:
     evals: EvalPlan
     steps: int | None
     fingerprints: tuple[Fingerprint, Fingerprint | None]
+    models: Mapping[str, Path] = field(default_factory=dict)
 
 
 def load_inputs(config: RunConfig, model: Path) -> RunInputs:
@@ -42,6 +47,9 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     if not holds_run(config):
         check_folders(config)
     check_gpus(config, visible_gpus())
+    check_models(config)
+    named = {plan.model_path for plan in roster(config)} - {None}
+    models = {name: resolve_checkpoint(name) for name in sorted(map(str, named))}
     tokenizer = load_tokenizer(model)
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
@@ -53,7 +61,7 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
         spec = wiring.data(config, path, config.eval_keys)
         held_out = fingerprint(spec, [prompt for data in evals.sets for prompt in data.prompts])
     marks = fingerprint(wiring.train_data(config), prompts), held_out
-    return RunInputs(model, tokenizer, source, evals, steps, marks)
+    return RunInputs(model, tokenizer, source, evals, steps, marks, models)
 
 
 def _steps(config: RunConfig, source: PromptSource) -> int | None:

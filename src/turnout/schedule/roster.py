@@ -7,7 +7,7 @@ from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.placement.layout import Device, Seat, Wanted, place, sizes
 from turnout.serving.external import plans_of
-from turnout.serving.roster import EnginePlan, Program, WorkerType
+from turnout.serving.roster import ACTOR, EnginePlan, Program, WorkerType
 
 
 def roster(config: RunConfig) -> tuple[EnginePlan, ...]:
@@ -18,6 +18,11 @@ def roster(config: RunConfig) -> tuple[EnginePlan, ...]:
     wanted = Wanted(config.actor_gpus, config.groups, config.colocate)
     layout = place(wanted, [Device("localhost", index) for index in range(sizes(wanted).total)])
     return tuple(map(_plan, layout.seats))
+
+
+def actor_model(config: RunConfig) -> str:
+    """The name of the model that is trained."""
+    return next((plan.model for plan in roster(config) if plan.updated), ACTOR)
 
 
 def check_gpus(config: RunConfig, available: int | None) -> None:

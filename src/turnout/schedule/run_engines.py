@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +70,11 @@ class Around:
 @dataclass(frozen=True)
 class Care:
     """How engines are watched, how often one may be started again (turnout.serving.health_machine), and how many of
-    them, and which, the run can't do without (turnout.weights.quorum)."""
+    each model, and which of them, the run can't do without (turnout.weights.quorum; none of one not named)."""
 
     probes: Probes
     restarts: int
-    needed: int
-    sides: Sides = ()
+    needed: Mapping[str, tuple[int, Sides]]
 
 
 class RunEngines:
@@ -106,6 +105,14 @@ class RunEngines:
         plans = self._plans.items()
         return [self._engines[name].client for name, plan in plans if plan.updated and name in self._engines]
 
+    @property
+    def others(self) -> list[EngineClient]:
+        """The engines that no weight update goes to."""
+        plans = self._plans.items()
+        return [
+            self._engines[name].client for name, plan in plans if not plan.updated and name in self._engines
+        ]
+
     def views(self) -> tuple[EngineView, ...]:
         return tuple(self._view(name) for name in self._plans)
 
@@ -113,7 +120,7 @@ class RunEngines:
         engine = self._engines.get(name)
         if engine is None:
             return EngineView(name, Life.STARTING.value, "none")
-        return EngineView(name, _state_of(engine, self._health[name]), engine.client.version)
+        return EngineView(name, _state_of(engine, self._health[name]), _held(engine))
 
     @property
     def plans(self) -> dict[str, EnginePlan]:
@@ -221,10 +228,11 @@ class RunEngines:
                     lives = self._watches.values()
                     await asyncio.wait(lives, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
                 for name in [name for name, watch in self._watches.items() if watch.done()]:
-                    death, left = self._watches.pop(name).result(), len(self._watches)
-                    if lacking(self._watches, care.needed, care.sides):
+                    death, model = self._watches.pop(name).result(), self._plans[name].model
+                    left = [other for other in self._watches if self._plans[other].model == model]
+                    if lacking(left, *care.needed.get(model, (0, ()))):
                         raise death
-                    around.lost(death, f"the run goes on with {left} (--min-engines {care.needed})")
+                    around.lost(death, f"the run goes on with {len(left)} of the model {model!r}")
             main.result()
         finally:
             self._watched, tasks = None, (main, *self._watches.values())
@@ -245,6 +253,10 @@ class RunEngines:
             raise InvariantBroken("engines are added while the run watches them")
         self._watches[name] = asyncio.ensure_future(self._lives(name, *self._watched, new))
         self._news.set()
+
+    async def stop_updated(self) -> None:
+        """Stops those that weight updates go to."""
+        await asyncio.gather(*(self._engines[client.engine_id].stop() for client in self.updated))
 
     async def stop(self) -> list[str]:
         """Stops all of them; what could not be stopped."""
@@ -362,9 +374,15 @@ def _raise_all(faults: list[BaseException], enough: bool) -> None:
         raise EngineError(names, "start", "none", why)
 
 
+def _held(engine: Engine) -> str:
+    """What is shown of its weights."""
+    return engine.client.version if engine.client.plan.updated else f"model {engine.client.plan.model}"
+
+
 def _state_of(engine: Engine, health: Health) -> str:
     if health.state in (Life.STARTING, Life.SUSPECT):
         return health.state.value
     if health.state in (Life.DOWN, Life.GONE) or not engine.process.alive:
         return "dead"
-    return "fenced" if engine.client.holds is None and engine.client.version != "none" else "ready"
+    client = engine.client
+    return "fenced" if client.plan.updated and client.holds is None and client.version != "none" else "ready"

@@ -27,6 +27,7 @@ from turnout.schedule.evaluations import EVAL_SEEDS, EvalRuns
 from turnout.serving.address import parse_address
 from turnout.serving.client import EngineClient
 from turnout.serving.launcher import Engine, launch
+from turnout.serving.models import Models
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.weights.whole import whole_checkpoint
@@ -51,11 +52,12 @@ async def score(config: RunConfig, what: Scored, clock: Clock) -> list[EvalPoint
 
 
 async def score_sets(
-    config: RunConfig, what: Scored, sets: Sequence[EvalSet], clock: Clock
+    config: RunConfig, what: Scored, sets: Sequence[EvalSet], clock: Clock, models: Models | None = None
 ) -> list[EvalPoint | NoPoint]:
-    """As `score`, for these sets. Raises EngineError, or WeightError for an engine that holds something else."""
+    """As `score`, for these sets, with rewards that may ask `models`. Raises EngineError, or WeightError for an
+    engine that holds something else."""
     async with _answering(config, what, clock) as client:
-        rewards = wiring.reward_runner(config, clock)
+        rewards = wiring.reward_runner(config, clock, models)
         sampler = Sampler(Routes(lambda: [client]), load_tokenizer(what.checkpoint), clock)
         means = EvalMeans(Generator(sampler, rewards), rewards, SeedTree(*EVAL_SEEDS))
         made: list[EvalPoint | NoPoint] = []
@@ -76,7 +78,7 @@ async def score_kept(config: RunConfig, evals: EvalRuns, weights: Path, base: Pa
                     into = Path(folder) / "checkpoint"
                     _, checkpoint = whole_checkpoint(weights, files, version.counter, base, into)
                 what = Scored(checkpoint, version=version)
-                made = await score_sets(config, what, sets, evals.clock)
+                made = await score_sets(config, what, sets, evals.clock, evals.models)
         except TurnoutError as fault:
             made = [NoPoint(data.name, version.label, str(fault)) for data in sets]
         for point in made:

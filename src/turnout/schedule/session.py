@@ -71,7 +71,7 @@ class Session:
             events = stack.enter_context(EventLog(paths.events, clock, take_over=True))
             router = wiring.router_of(run.config, run.run_id, paths.engines)
             gate = None if router is None else RunRouter(router, events, clock)
-            start = partial(launched, run, inputs.model, external)
+            start = partial(launched, run, inputs, external)
             self._engines = RunEngines(start, events, clock, phases.waits, gate)
             board = paths.tensorboard if run.config.tensorboard else None
             metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))

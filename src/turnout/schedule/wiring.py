@@ -25,11 +25,12 @@ from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.worker import SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
 from turnout.schedule.parts import UpdatePatience
-from turnout.schedule.roster import roster
+from turnout.schedule.roster import actor_model, roster
 from turnout.schedule.run_engines import Care, Probes
 from turnout.schedule.run_router import RouterPlan
 from turnout.serving.address import parse_address
 from turnout.serving.launcher import EngineLaunch
+from turnout.serving.models import Models
 from turnout.serving.roster import EnginePlan, WorkerType, sides
 from turnout.serving.router_launcher import RouterLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
@@ -181,15 +182,22 @@ def engine_care(config: RunConfig) -> Care:
         config.rollout_health_check_timeout,
         first_wait_s=config.rollout_health_check_first_wait,
     )
+    models: dict[str, list[EnginePlan]] = {}
+    for plan in roster(config):
+        models.setdefault(plan.model, []).append(plan)
+    models.pop(str(config.eval_model), None)  # what it has no engine for is told as left out
+    spare = config.min_engines is not None or config.use_fault_tolerance
+    needed = {name: (1 if spare else len(plans), sides(plans)) for name, plans in models.items()}
+    actor = actor_model(config)
     return Care(
-        probes, config.restarts, config.engines_needed, sides(plan for plan in roster(config) if plan.updated)
+        probes, config.restarts, needed | {actor: (config.engines_needed, sides(models.get(actor, [])))}
     )
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
     """`total_steps` is the number of train steps where it is known; a decaying learning rate needs it."""
     low, high = config.clip_range
-    needs_reference = config.use_kl_loss or config.kl_loss_coef > 0
+    needs_reference = config.use_kl_loss and config.ref_model is None
     reference = Path(config.ref_load) if config.ref_load is not None else model
     return TrainerSettings(
         checkpoint=model,
@@ -228,6 +236,7 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
         head_chunk_tokens=config.head_chunk_tokens,
         gradient_checkpointing=config.gradient_checkpointing,
         reference=reference if needs_reference else None,
+        reference_given=config.use_kl_loss and not needs_reference,
         samples_per_optimizer_step=config.optimizer_samples if config.inner_steps > 1 else None,
         deterministic=config.deterministic,
         seed=config.seed,
@@ -301,10 +310,11 @@ def admission(config: RunConfig) -> Admission | None:
     return Admission(AdmissionPlan(most, config.rollout_batch_size, config.max_staleness, full))
 
 
-def reward_runner(config: RunConfig, clock: Clock) -> RewardRunner:
-    """The run's reward; raises ConfigError for one that cannot be loaded."""
-    reward = load_reward(config.reward)
-    return RewardRunner(reward, clock, config.reward_timeout_s, whole=config.group_rm)
+def reward_runner(config: RunConfig, clock: Clock, models: Models | None = None) -> RewardRunner:
+    """The run's reward, which may ask these models; raises ConfigError for one that cannot be loaded."""
+    runner = RewardRunner(load_reward(config.reward), clock, config.reward_timeout_s, whole=config.group_rm)
+    runner.models = Models({}) if models is None else models
+    return runner
 
 
 def filter_plan(config: RunConfig) -> FilterPlan:

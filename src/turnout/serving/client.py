@@ -34,6 +34,7 @@ from turnout.protocol.sglang import (
     load_parts,
     load_total,
     parse_reply,
+    prompt_logprobs,
 )
 from turnout.protocol.stream import PartialReply, Stream
 from turnout.serving.access import OPEN, Access
@@ -106,6 +107,21 @@ class EngineClient:
         except MISREAD as fault:
             raise self.fault(EngineError, "rollout", f"reply not understood: {fault}") from fault
         return (message or "aborted by the prefill engine") if finish is Finish.ABORT else ""
+
+    async def score(self, ids: tuple[int, ...], start: int, deadline_s: float) -> tuple[float, ...]:
+        """Log-probs of the known tokens `ids[start + 1:]`, each given what precedes it, at temperature 1: one
+        /generate that makes no token. Raises as `generate` does."""
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+        row = await self._call("/generate", body, "rollout", deadline_s)
+        try:
+            return prompt_logprobs(row, ids, start)
+        except MISREAD as fault:
+            raise self.fault(EngineError, "rollout", f"reply not understood: {fault}") from fault
 
     async def generate_stream(
         self, request: GenerateRequest, deadline_s: float

@@ -291,7 +291,7 @@ class Controller:
         rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)
         routes = wiring.routes(config, updater.fleet)
         generator = Generator(Sampler(routes, Decoder(), clock, self._id), rewards, self._phases.waits)
-        around = EvalWorld(store.keep, self._events, self._phases, clock, self._id)
+        around = EvalWorld(store, self._events, self._phases, clock, self._id)
         evals = make_evaluations(world.plan.evals, updater, rewards, Decoder(), around)
         log = as_one([one.event for one in world.record.told])  # as the production reads its event log
         evals.restore(of_kind(log, EvalDone))

@@ -212,6 +212,8 @@ class LocalBackend:
         if self._reference is not None:
             with torch.no_grad():
                 reference = self._reference.logprobs(device_rows)[0]
+        elif self.settings.reference_given:
+            reference = tokens([s.reference for s in part.samples])
         return LossInputs(
             behaviour=tokens([s.logprobs for s in part.samples]),
             advantages=tokens([s.advantages for s in part.samples]),

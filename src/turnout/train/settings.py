@@ -85,8 +85,8 @@ class TrainerSettings:
     """One trainer process. `checkpoint` and `reference` are HF folders; lengths are in tokens.
 
     `samples_per_optimizer_step` None means one optimizer step per train step. `head_chunk_tokens` bounds the
-    rows of the logits that exist at once. `max_nonfinite_steps` is how many skipped steps in a row are
-    borne; the next one ends the run.
+    rows of the logits that exist at once. `reference_given`: batches bring the reference's log-probs along.
+    `max_nonfinite_steps` is how many skipped steps in a row are borne; the next one ends the run.
     """
 
     checkpoint: Path
@@ -99,6 +99,7 @@ class TrainerSettings:
     head_chunk_tokens: int = 512
     gradient_checkpointing: bool = False
     reference: Path | None = None
+    reference_given: bool = False
     samples_per_optimizer_step: int | None = None
     deterministic: bool = False
     seed: int = 0
@@ -136,8 +137,8 @@ class TrainerSettings:
             (loss.aggregate in ("token", "sample"), "--loss-aggregation", loss.aggregate,
              "must be token or sample"),
             (loss.kl_coef >= 0, "--kl-loss-coef", loss.kl_coef, "must be 0 or more"),
-            (loss.kl_coef == 0 or self.reference is not None, "--kl-loss-coef", loss.kl_coef,
-             "needs a reference model, and --ref-load is not set"),
+            (loss.kl_coef == 0 or self.reference is not None or self.reference_given, "--kl-loss-coef",
+             loss.kl_coef, "needs a reference model, and --ref-load is not set"),
             (off.kind in OFF_POLICY_BOUNDS, "--off-policy", off.kind,
              f"must be one of {', '.join(OFF_POLICY_BOUNDS)}"),
             (0 <= low < 1 < cap, "--off-policy-clip, --off-policy-clip-low", (low, cap), "must enclose 1"),

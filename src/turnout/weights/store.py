@@ -174,6 +174,10 @@ class WeightStore:
         """The version is wanted as long as the run lasts: nothing that makes it is removed."""
         self._kept.append(version)
 
+    def release(self, version: WeightVersion) -> None:
+        """The version is kept no more."""
+        self._kept.remove(version)
+
     def retain(
         self, committed: WeightVersion, now: float, engines: Iterable[WeightVersion] = ()
     ) -> list[str]:

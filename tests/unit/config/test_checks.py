@@ -251,7 +251,15 @@ REFUSED = [
     (["--no-rm-type", "--custom-rm-path", "none.py:f"], "--custom-rm-path", "no file none.py"),
     (["--eval-interval", "5"], "--eval-interval", "nothing to evaluate"),
     (["--eval-mode", "checkpoint"], "--eval-mode", "nothing to evaluate"),
-    ([*EVAL, "--eval-mode", "dedicated"], "--eval-mode", "not yet done: engines that only evaluate"),
+    ([*EVAL, "--eval-mode", "dedicated"], "--eval-mode", "give --eval-model"),
+    ([*EVAL, "--eval-model", "eval"], "--eval-model", "give --eval-mode dedicated"),
+    (["--ref-model", "ref", "--use-kl-loss", "--ref-load", "m"], "--ref-model", "leave one of the two out"),
+    (["--ref-model", "ref"], "--ref-model", "give --use-kl-loss"),
+    (
+        ["--ref-model", "ref", "--use-kl-loss", "--rollout-temperature", "0.7"],
+        "--ref-model",
+        "engines score a prompt at temperature 1",
+    ),
     (
         [*EVAL, "--eval-mode", "checkpoint", "--update-weight-transport", "group"],
         "--eval-mode",

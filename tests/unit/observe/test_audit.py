@@ -17,6 +17,7 @@ from turnout.core.events import (
     GroupResumed,
     GroupTaken,
     GroupTrained,
+    ModelAttested,
     RunEnded,
     RunStarted,
     StepTrained,
@@ -28,6 +29,7 @@ from turnout.core.events import (
 )
 from turnout.core.version import WeightVersion
 from turnout.observe.audit import MAX_DETAILS, RULES, audit, count_groups
+from turnout.observe.audit_models import models_summary
 
 ENGINES = ["engine-0", "engine-1"]
 
@@ -94,6 +96,10 @@ def inserted(log: list, kind: type, *events, at: int = 0) -> list:
     """`events` before the `at`-th event of a kind."""
     index = find(log, kind, at)
     return [*log[:index], *events, *log[index:]]
+
+
+def frozen(number: int) -> ModelAttested:
+    return ModelAttested("judge-0", "judge", root(number), "memory")
 
 
 def fenced_on_the_way(log: list) -> list:
@@ -192,6 +198,16 @@ PLANTED = [
         "tokens_are_of_committed_versions",
         lambda log: changed(log, GroupCompleted, 2, versions=[label(2)]),
         "completed with",
+    ),
+    (
+        "frozen_models_stay",
+        lambda log: inserted(inserted(log, RunEnded, frozen(1)), VersionCommitted, frozen(0)),
+        f"engine judge-0 of the model judge held {root(0)}, then {root(1)}",
+    ),
+    (
+        "frozen_models_stay",
+        lambda log: inserted(inserted(log, StepTrained, frozen(0), at=2), VersionCommitted, frozen(0)),
+        "judge-0 of the model judge did not attest again at the end",
     ),
     ("lag_is_bounded", lambda log: changed(log, GroupTrained, lag=1), "bound is 0"),
     ("lag_is_bounded", lambda log: changed(log, GroupTrained, lag=-1), "bound is 0"),
@@ -313,6 +329,20 @@ def test_every_rule_names_its_invariant():
         assert rule.__doc__ and ("nvariant" in rule.__doc__ or rule.__name__.startswith("log_")), (
             rule.__name__
         )
+
+
+def test_a_frozen_model_that_stayed_passes_and_is_told_in_the_summary():
+    log = inserted(inserted(good(), RunEnded, frozen(0)), VersionCommitted, frozen(0))
+    assert audit(log).ok
+    told = {"root": root(0), "level": "memory", "attested": 2, "stayed": True}
+    assert models_summary(log) == {"models": {"judge": {"judge-0": told}}}
+    lost = inserted(good(), VersionCommitted, frozen(0))
+    assert audit([*lost[:-1], EngineLost("judge-0", "rollout", "none", "killed"), lost[-1]]).ok
+
+
+def test_an_engine_that_takes_no_updates_proves_no_commit():
+    log = inserted(good(), EngineReady, EngineReady("judge-0", "http://x", 1, "none", updated=False))
+    assert audit(log).ok
 
 
 def test_a_run_that_died_has_open_groups_but_no_lost_ones():

@@ -29,13 +29,20 @@ class World:
     def __init__(self, engine: ScriptedEngine, made: EvalPlan) -> None:
         self.engine, self.bench = engine, Bench(engine)
         self.kept: list[WeightVersion] = []
+        self.released: list[WeightVersion] = []
         self.at(0)
         self.runs = EvalRuns(
             made,
             EvalMeans(self.bench.generator, self.bench.rewards, SeedTree(1)),
-            EvalWorld(self.kept.append, self.bench.log, Phases(RealClock()), RealClock()),
+            EvalWorld(self, self.bench.log, Phases(RealClock()), RealClock(), dedicated=self),
             lambda: (self.version, self.version.counter),
         )
+
+    def keep(self, version: WeightVersion) -> None:
+        self.kept.append(version)
+
+    def release(self, version: WeightVersion) -> None:
+        self.released.append(version)
 
     def at(self, step: int) -> None:
         """The version of this step is committed."""

@@ -71,13 +71,19 @@ class EvalOptions(Options):
     )
     eval_mode: Literal["shared", "checkpoint", "dedicated"] = option(
         "shared",
-        "Who answers: the run's engines, while the version is theirs; or the version is kept, and scored after "
-        "the run.",
+        "Who answers: the run's engines, while the version is theirs; an engine after the run, which keeps the "
+        "version; or engines that only evaluate (--eval-model), while training goes on.",
+    )
+    eval_model: str | None = option(
+        None,
+        "Model of --sglang-config whose engines follow the versions to evaluate, for --eval-mode dedicated; it has "
+        "update_weights: false and the path of the model that is trained.",
+        unset="no such engines",
     )
     eval_hold: float = option(
         60.0,
-        "Longest that an evaluation beside training (--schedule async) holds the next weights back; what is not "
-        "done then is cut, and the point is not written.",
+        "Longest that an evaluation beside training (--schedule async) holds the next weights back, and with "
+        "--eval-mode dedicated the end of the run; what is not done then is cut, and the point is not written.",
         unit="seconds",
         ge=0,
     )

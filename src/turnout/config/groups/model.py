@@ -27,3 +27,9 @@ class ModelOptions(Options):
         unset="--hf-checkpoint",
         pattern=PATH,
     )
+    ref_model: str | None = option(
+        None,
+        "Frozen model of --sglang-config whose engines give the log-probs of the reference, in place of a copy "
+        "in the trainer.",
+        unset="the trainer holds the reference",
+    )

@@ -1,0 +1,102 @@
+"""The models of a run besides the one that is trained: their engines, who may ask them, and that they stay.
+
+Owns the engines that no weight update goes to: those of frozen models, and those that only evaluate. Promises: one
+is asked only once it is up and has attested; when it ends nothing asks it, and its next life joins as the first
+did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from functools import partial
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError, Fault
+from turnout.core.ports import Clock, EventSink
+from turnout.placement.tasks import together
+from turnout.schedule.dedicated import DedicatedEngines, Following
+from turnout.schedule.frozen import FrozenModels
+from turnout.schedule.loop import Trainer
+from turnout.schedule.reference import Reference, ReferencedTrainer
+from turnout.schedule.roster import actor_model, roster
+from turnout.schedule.run_engines import RunEngines
+from turnout.serving.client import EngineClient
+from turnout.serving.models import Live, Models
+from turnout.transfer.transport import Transport
+
+
+class RunModels:
+    """See the module. `models` is what custom functions get; `dedicated` is None without --eval-mode dedicated."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        engines: RunEngines,
+        transport: Transport,
+        events: EventSink,
+        clock: Clock,
+    ) -> None:
+        self._config, self._engines, self._clock = config, engines, clock
+        self._frozen = FrozenModels(events, config.update_weight_timeout_s, config.trust_label)
+        following = Following(transport, clock, config.update_weight_timeout_s, config.trust_label)
+        self.dedicated = DedicatedEngines(following) if config.eval_mode == "dedicated" else None
+        serving: dict[str, Live] = {actor_model(config): self._actors}
+        for name in dict.fromkeys(plan.model for plan in roster(config) if not plan.updated):
+            if name != config.eval_model:
+                serving[name] = partial(self._frozen.serving, name)
+        self.models = Models(serving)
+
+    async def begun(self) -> RunModels:
+        """Takes in the engines that were started; raises as FrozenModels.joins."""
+        await together(map(self._joins, self._engines.others))
+        return self
+
+    async def again(self, engine: EngineClient) -> str:
+        """Takes in the next life of an engine; what to tell of it. Raises WeightError where it is another one."""
+        try:
+            await self._joins(engine)
+        except (EngineError, DeadlineExceeded) as fault:
+            return f"runs again, but is not asked: {fault}"
+        return f"serves the model {engine.plan.model!r} again"
+
+    def lost(self, engine_id: str) -> None:
+        self._frozen.lost(engine_id)
+        if self.dedicated is not None:
+            self.dedicated.lost(engine_id)
+
+    async def stay(self, work: Awaitable[None]) -> None:
+        """Waits for `work`; raises WeightError for an engine of a frozen model that holds other weights then than
+        at its start."""
+        await work
+        await self._frozen.stayed()
+
+    def referenced(self, trainer: Trainer) -> Trainer:
+        """The trainer, with log-probs of --ref-model where one is given."""
+        name = self._config.ref_model
+        if name is None:
+            return trainer
+        deadline_s = self._config.rollout_request_timeout_s
+        return ReferencedTrainer(trainer, Reference(self.models, name, self._clock, deadline_s))
+
+    async def _joins(self, engine: EngineClient) -> None:
+        if self.dedicated is not None and engine.plan.model == self._config.eval_model:
+            self.dedicated.joins(engine)
+        else:
+            await self._frozen.joins(engine)
+
+    def _actors(self) -> list[EngineClient]:
+        return [engine for engine in self._engines.updated if engine.holds is not None]
+
+
+def check_models(config: RunConfig) -> None:
+    """Raises ConfigError where an option names a model that the run has no engines of, or not such."""
+    frozen = {plan.model: plan for plan in roster(config) if not plan.updated}
+    known = f"one of {', '.join(frozen)}" if frozen else "give --sglang-config with update_weights: false"
+    for flag, name in (("--ref-model", config.ref_model), ("--eval-model", config.eval_model)):
+        if name is not None and name not in frozen:
+            reason = "no engines of a model of this name are left out of weight updates"
+            raise ConfigError(Fault(flag, name, reason, known))
+    name = config.eval_model
+    if name is not None and frozen[name].model_path not in (None, config.hf_checkpoint):
+        reason = f"is {frozen[name].model_path}, and evaluates versions of {config.hf_checkpoint}"
+        raise ConfigError(Fault("--eval-model", name, reason, "leave its model_path out"))
