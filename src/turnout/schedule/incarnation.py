@@ -150,8 +150,9 @@ class Incarnation:
             evals.restore(written.points, standing_versions(book.ledger.versions(), self._beginning.step))
             about = About(self._run.run_id, incarnation, inputs.fingerprints[0].digest, inputs.source)
             plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
-            contents = contents_of(about, written, store, updater)
-            checkpoints = RunCheckpoints(plan, self._files, trainer, contents)
+            checkpoints = RunCheckpoints(
+                plan, self._files, trainer, contents_of(about, written, store, updater)
+            )
             parts = generator, models.referenced(trainer), weights, evals, checkpoints, reporter, self._phases
             world = World(self._clock, events, inputs.source, *parts)
             plane = ControlPlane(config, world, book, inputs.steps)
