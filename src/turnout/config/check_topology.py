@@ -61,7 +61,7 @@ def one_way_to_say_it(c: RunConfig) -> Iterator[Fault]:
         if engines is not None:
             reason = "--sglang-config says which engines there are"
             yield Fault("--rollout-num-engines", str(engines), reason, "leave one of the two out")
-    elif gpus == 0:
+    elif gpus == 0 and not c.external:
         remedy = "leave it out, or give as many as the engines need"
         yield Fault("--rollout-num-gpus", "0", "without engines nothing is sampled", remedy)
     elif gpus is not None and gpus % ranks:

@@ -54,7 +54,15 @@ class Spread:
         keeps = first.plan.worker_type is not WorkerType.DECODE
         if keeps and home in (first.engine_id, second.engine_id):
             return first if home == first.engine_id else second
-        return second if self._load[second.engine_id] < self._load[first.engine_id] else first
+        return second if self._fuller(first, second) else first
+
+    def _fuller(self, one: EngineClient, other: EngineClient) -> bool:
+        """Whether `one` has more to do than `other`, each for its size where both are known."""
+        mine, its = self._load[one.engine_id], self._load[other.engine_id]
+        size, other_size = one.plan.running, other.plan.running
+        if size is None or other_size is None or inf in (size, other_size):
+            return its < mine
+        return its * size < mine * other_size
 
     @contextlib.contextmanager
     def sent(self, rank: int, engine_id: str, session: str = "") -> Iterator[None]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from turnout.config.check_external import ADDRESSES
 from turnout.config.run_config import RunConfig
+from turnout.config.server_groups import Group
 from turnout.core.errors import ConfigError, Fault
 from turnout.placement.layout import Device, Seat, Wanted, place, sizes
 from turnout.serving.external import plans_of
@@ -17,7 +20,7 @@ def roster(config: RunConfig) -> tuple[EnginePlan, ...]:
         return plans_of(config.rollout_external_engine_addrs, ADDRESSES)
     wanted = Wanted(config.actor_gpus, config.groups, config.colocate)
     layout = place(wanted, [Device("localhost", index) for index in range(sizes(wanted).total)])
-    return tuple(map(_plan, layout.seats))
+    return tuple(_plan(config, seat) for seat in layout.seats)
 
 
 def actor_model(config: RunConfig) -> str:
@@ -42,7 +45,7 @@ def check_gpus(config: RunConfig, available: int | None) -> None:
             raise ConfigError(Fault("--rollout-num-gpus", str(config.rollout_gpus), reason, remedy))
 
 
-def _plan(seat: Seat) -> EnginePlan:
+def _plan(config: RunConfig, seat: Seat) -> EnginePlan:
     group = seat.group
     return EnginePlan(
         engine_id=f"{group.label}-{seat.number}",
@@ -54,4 +57,16 @@ def _plan(seat: Seat) -> EnginePlan:
         ranks=group.ranks,
         devices=tuple(device.index for device in seat.devices),
         overrides=group.overrides,
+        running=_running(config, group),
+    )
+
+
+def _running(config: RunConfig, group: Group) -> float:
+    """Requests that an engine of the group runs at once; SGLang on a GPU sizes itself, unless it is told."""
+    sglang = group.program == "sglang"
+    options = (*config.sglang_args.items(), *group.overrides.items()) if sglang else group.overrides.items()
+    given = {name.replace("_", "-"): value for name, value in options}
+    sizes_itself = sglang and config.sglang_device == "cuda"
+    return float(
+        given.get("max-running-requests", inf if sizes_itself else config.engine_max_running_requests)
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
@@ -129,22 +129,30 @@ def update_policy(config: RunConfig) -> UpdatePolicy:
     return UpdatePolicy(config.engines_needed, config.max_engine_lag, config.trust_label, config.drains)
 
 
-def request_room(config: RunConfig, engines: Callable[[], int]) -> Callable[[], float]:
-    """How many requests so many engines may have been sent (turnout.rollout.line). As many as there are where
-    nobody said how many an SGLang runs at once, and in deterministic mode, where no load may choose an engine."""
-    running: Any = config.engine_max_running_requests
-    if config.engine == "sglang":
-        options = {name.replace("_", "-"): value for name, value in config.sglang_args.items()}
-        chosen = None if config.sglang_device == "cuda" else running
-        running = options.get("max-running-requests", chosen)
-    if running is None:
+def request_room(config: RunConfig, engines: Callable[[], Sequence[EnginePlan]]) -> Callable[[], float]:
+    """How many requests these engines may have been sent (turnout.rollout.line). As many as there are where nobody
+    said how many an SGLang runs at once, and in deterministic mode, where no load may choose an engine."""
+    if config.deterministic:
+        return endless
+    alike, known, total = config.engine_max_running_requests, engines(), 0.0
+
+    def counted() -> float:
+        return QUEUED * sum(alike if plan.running is None else plan.running for plan in known)
+
+    def room() -> float:
+        nonlocal known, total
+        if (now := engines()) is not known:  # asked for every request, changed by few events
+            known = now
+            total = counted()
+        return total
+
+    total = counted()
+    if total == inf:
         log.info(
             "requests are sent in order of their groups, but all at once: give max-running-requests in "
             "--sglang-args to have the groups of the next step generated first"
         )
-    if running is None or config.deterministic:
-        return endless
-    return lambda: float(QUEUED * int(running) * engines())
+    return room
 
 
 def routes(config: RunConfig, fleet: Fleet) -> Routes:

@@ -30,7 +30,8 @@ class Program(StrEnum):
 class EnginePlan:
     """One engine. `model` names what it serves and `model_path` is where from (None: the run's --hf-checkpoint);
     `updated`: whether weight updates go to it; `ranks`: its tensor parallel ranks, `devices` theirs (empty: not
-    assigned); `overrides`: options of its program, by name without dashes; `address`: of an external one."""
+    assigned); `overrides`: options of its program, by name without dashes; `running`: requests that it runs at once
+    (infinite: nobody said; None: --engine-max-running-requests); `address`: of an external one."""
 
     engine_id: str
     model: str = ACTOR
@@ -41,6 +42,7 @@ class EnginePlan:
     ranks: int = 1
     devices: tuple[int, ...] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    running: float | None = None
     address: str | None = None
 
 

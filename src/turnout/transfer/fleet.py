@@ -18,7 +18,7 @@ from turnout.core.events import EngineFenced
 from turnout.core.ports import EventSink
 from turnout.core.version import VersionConstraint, label_counter
 from turnout.serving.client import EngineClient
-from turnout.serving.roster import WorkerType, sides
+from turnout.serving.roster import EnginePlan, WorkerType, sides
 from turnout.weights.quorum import Sides, lacking
 from turnout.weights.routing import Held, Standing, routable
 
@@ -40,7 +40,7 @@ class Fleet:
         self._current: Held | None = None
         self._routable: list[EngineClient] | None = None  # without a minimum; None: to be found anew
         self._prefills: dict[Held, list[EngineClient]] | None = None  # as _routable
-        self._answering: int | None = None
+        self._answering: tuple[EnginePlan, ...] | None = None
         self._next = asyncio.Event()
         self._events = events
         self.lives = Counter[str]()  # by engine, how often all that was known of it became void
@@ -84,11 +84,12 @@ class Fleet:
         """The halves of the PD pairs, of each of which an update needs one engine."""
         return sides(engine.plan for engine in self.engines.values())
 
-    def answering(self) -> int:
-        """How many of the engines answer requests: all but those that compute prompts for others."""
+    def answering(self) -> tuple[EnginePlan, ...]:
+        """The engines that answer requests: all but those that compute prompts for others. The same object until
+        one comes or changes."""
         if self._answering is None:
-            plans = [engine.plan for engine in self.engines.values()]
-            self._answering = sum(plan.worker_type is not WorkerType.PREFILL for plan in plans)
+            plans = (engine.plan for engine in self.engines.values())
+            self._answering = tuple(plan for plan in plans if plan.worker_type is not WorkerType.PREFILL)
         return self._answering
 
     def enough(self, names: Collection[str]) -> bool:

@@ -40,6 +40,18 @@ def test_a_group_stays_on_one_engine_and_groups_go_where_less_was_sent() -> None
     assert spread.choose(2, engines, None) is engines[0]  # nothing is remembered of groups that have ended
 
 
+def test_a_large_engine_gets_more_than_a_small_one() -> None:
+    spread, (small, large) = Spread(lambda: 100), clients(2)
+    small.plan, large.plan = replace(small.plan, running=8), replace(large.plan, running=24)
+    on: Counter[str] = Counter()
+    with contextlib.ExitStack() as held:
+        for rank in range(32):
+            engine = spread.choose(rank, [small, large], None)
+            held.enter_context(spread.sent(rank, engine.engine_id))
+            on[engine.engine_id] += 1
+    assert on == {"e0": 8, "e1": 24}
+
+
 def test_the_next_try_goes_to_another_engine_where_there_is_one() -> None:
     spread, engines = Spread(lambda: 100), clients(3)
     for last in engines:

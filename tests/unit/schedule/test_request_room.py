@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from turnout.config.run_config import RunConfig
+from turnout.schedule.roster import roster
 from turnout.schedule.wiring import request_room
+from turnout.serving.roster import EnginePlan
 
-REQUIRED = {"hf_checkpoint": "tiny:llama", "prompt_data": "p.jsonl", "custom_rm_path": "m:reward"}
+REQUIRED = {
+    "hf_checkpoint": "tiny:llama", "prompt_data": "p.jsonl", "custom_rm_path": "m:reward", "rollout_num_engines": 3,
+}  # fmt: skip
 CUDA = {"engine": "sglang", "sglang_device": "cuda"}
 
 
@@ -25,13 +29,15 @@ CUDA = {"engine": "sglang", "sglang_device": "cuda"}
     ],
 )
 def test_twice_what_three_engines_run_where_that_is_known(options: dict[str, Any], room: float) -> None:
-    assert request_room(RunConfig.model_validate(REQUIRED | options), lambda: 3)() == room
+    config = RunConfig.model_validate(REQUIRED | options)
+    plans = roster(config)
+    assert request_room(config, lambda: plans)() == room
 
 
-def test_engines_that_join_have_room() -> None:
-    engines = ["e0"]
-    room = request_room(
-        RunConfig.model_validate(REQUIRED | {"engine_max_running_requests": 8}), lambda: len(engines)
-    )
-    engines.append("e1")
-    assert room() == 32.0
+def test_engines_that_join_have_room_each_for_its_size() -> None:
+    config = RunConfig.model_validate(REQUIRED | {"engine_max_running_requests": 8})
+    plans = (EnginePlan("e0"),)
+    room = request_room(config, lambda: plans)
+    assert room() == 16.0
+    plans = (*plans, EnginePlan("e1", running=3))
+    assert room() == 22.0

@@ -45,7 +45,7 @@ def asked(fleet: Fleet, minimum: VersionConstraint | None = None) -> dict[str, l
 
 def test_decode_engines_are_asked_with_prefill_engines_of_their_version(fleet: Fleet) -> None:
     assert asked(fleet) == {"d0": ["p0", "p1"], "d1": ["p0", "p1"]}
-    assert fleet.answering() == 2
+    assert [plan.engine_id for plan in fleet.answering()] == ["d0", "d1"]
     fleet.current = NEW
     fleet.hold("p1", NEW)
     fleet.hold("d1", NEW)
