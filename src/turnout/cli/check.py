@@ -25,7 +25,7 @@ from turnout.serving.checklist.facts import Deployment, HereFacts, ModelFacts
 from turnout.serving.checklist.folder import Prober
 from turnout.serving.checklist.group import try_group
 from turnout.serving.checklist.here import model_facts, proxies, sglang_findings, store_facts
-from turnout.serving.checklist.lines import Finding, exit_status, refused, render
+from turnout.serving.checklist.lines import Finding, exit_status, failed, proved, refused, render, unknown
 from turnout.serving.checklist.router import own_router, their_router
 from turnout.serving.checklist.verdicts import lines
 from turnout.serving.client import EngineClient
@@ -44,6 +44,7 @@ here`, with how that was found and what to do. Nothing is started and no weight 
 Exit status 0: all proved; 1: something failed; 3: nothing failed, but something can't be proved from here; 2: the
 command itself is wrong. Options are those of `turnout train --help`."""
 DEADLINE_S = 20.0
+ABSENT = "it is not on this machine yet; a run fetches or makes it at its start"
 
 
 def command(argv: list[str]) -> int:
@@ -93,7 +94,7 @@ async def _deployment(config: RunConfig, deep: bool, deadline_s: float) -> Deplo
         group = await try_group(up, keys, clock, deadline_s)
     programs = await sglang_findings(config, plans, clock)
     routers = await _router(config, clock, deadline_s)
-    here = HereFacts(model, store, visible_gpus(), proxies(os.environ), programs, routers)
+    here = HereFacts(model, store, visible_gpus(), proxies(os.environ), programs, routers, _others(plans))
     return Deployment(config, here, plans, engines, group)
 
 
@@ -109,8 +110,21 @@ async def _router(config: RunConfig, clock: Clock, deadline_s: float) -> tuple[F
 def _model(config: RunConfig, deep: bool) -> ModelFacts:
     folder = at_hand(config.hf_checkpoint)
     if folder is None:
-        return ModelFacts(None, "it is not on this machine yet; a run fetches or makes it at its start")
+        return ModelFacts(None, ABSENT)
     return model_facts(folder, deep)
+
+
+def _others(plans: Sequence[EnginePlan]) -> tuple[Finding, ...]:
+    """Of the checkpoints that other models of the run begin with."""
+    paths = dict.fromkeys(plan.model_path for plan in plans if plan.model_path is not None)
+    return tuple(_other(path, at_hand(path)) for path in paths)
+
+
+def _other(path: str, folder: Path | None) -> Finding:
+    if folder is None:
+        return unknown(ABSENT, path)
+    facts = model_facts(folder, deep=False)
+    return proved(f"{facts.elements} values", path) if facts.elements else failed(facts.fault, path)
 
 
 def _store_folder(config: RunConfig) -> Path:

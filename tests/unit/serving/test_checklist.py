@@ -150,6 +150,10 @@ def test_lines_tell_the_worst_first_and_what_to_do() -> None:
     assert len(options.findings) == 2 and options.remedy == "b"
 
 
+def test_other_models_are_looked_at_too() -> None:
+    assert told([], replace(HERE, others=(failed("broken", "reward"),)))["model"].result is Result.FAILED
+
+
 def test_names_of_lines_are_keys() -> None:
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)

@@ -41,8 +41,9 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class HereFacts:
-    """This machine. `gpus`: how many a process sees, None: not known; `proxies`: names of variables that are set;
-    `sglang`: what was found of --sglang-python, `router`: of the router; both empty where there is none."""
+    """This machine. `gpus`: how many a process sees, None: not known; `proxies`: names of variables that are set.
+    Findings that are made where one looks: `sglang` of --sglang-python, `router` of the router, `others` of the
+    models besides the run's own; each empty where there is none."""
 
     model: ModelFacts
     store: StoreFacts
@@ -50,6 +51,7 @@ class HereFacts:
     proxies: tuple[str, ...]
     sglang: tuple[Finding, ...] = ()
     router: tuple[Finding, ...] = ()
+    others: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ def model(d: Deployment) -> Iterator[Finding]:
         yield proved(
             f"every tensor's place was read: {facts.elements} values, {_size(size)}", str(facts.folder)
         )
+    yield from d.here.others
 
 
 def addresses(d: Deployment) -> Iterator[Finding]:
@@ -271,7 +272,7 @@ CHECKS = (
     Check("proxies", "no proxy comes between this run and its engines", proxies, ""),
     Check(
         "model",
-        "the checkpoint is here and whole",
+        "checkpoints are here and whole",
         model,
         "fetch it first: `turnout model fetch`, or give a folder",
     ),
