@@ -173,6 +173,12 @@ class RunConfig(
         return bool(self.rollout_external_engine_addrs) or self.rollout_external_engine_file is not None
 
     @property
+    def frozen_models(self) -> dict[str, str]:
+        """Where each model comes from that gets no weights of the trainer, by its name."""
+        frozen = (group for group in self.groups if not group.updated)
+        return {group.model: group.model_path or self.hf_checkpoint for group in frozen}
+
+    @property
     def programs(self) -> set[str]:
         """The programs that serve in this run."""
         return {group.program for group in self.groups if group.engines}

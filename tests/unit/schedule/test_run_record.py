@@ -69,6 +69,20 @@ def test_ckp_02_another_configuration_is_refused_and_changes_nothing(words: list
     assert {path.name: path.read_bytes() for path in paths.root.iterdir()} == before
 
 
+def test_a_frozen_model_stays_what_it_was_and_engines_may_change(words: list[str], tmp_path: Path) -> None:
+    def with_reward(name: str, path: str, engines: int) -> list[str]:
+        group = f"server_groups: [{{worker_type: regular, num_gpus: {engines}}}]"
+        models = f"sglang: [{{name: actor, {group}}}, {{name: reward, model_path: {path}, {group}}}]\n"
+        (tmp_path / name).write_text(models)
+        return [*words, "--sglang-config", str(tmp_path / name)]
+
+    opened(with_reward("one.yaml", "org/judge", 1))
+    opened(with_reward("two.yaml", "org/judge", 2))
+    for other, given in ((with_reward("three.yaml", "org/other", 1), "org/other"), (words, "without it")):
+        with pytest.raises(ConfigError, match=f"--sglang-config = {given}: the model reward .* is org/judge"):
+            opened(other)
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
