@@ -89,8 +89,10 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "speculative_*": ("speculative draft models", "leave it out: engines decode with the model itself"),
     "image_*": ("image inputs", "use text prompts"),
     "multimodal_keys": ("image inputs", "use text prompts"),
-    "custom_generate_function_path": ("own generation functions", "use --custom-rm-path on one-turn prompts"),
-    "rollout_function_path": ("an own rollout function", "use --custom-rm-path on one-turn prompts"),
+    "rollout_function_path": (
+        "an own rollout function",
+        "use --custom-generate-function-path, which makes one sample",
+    ),
     "entropy_coef": ("an entropy term in the loss", "leave it out"),
     "use_wandb": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),
     "wandb_*": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),

@@ -125,6 +125,10 @@ class WeightsUnknown(WeightError):
     """What an engine holds is not what was written into it: nothing may be served before a full update."""
 
 
+class GenerateFailed(TurnoutError):
+    """A custom generate function raised, did not end, or made nothing."""
+
+
 class TrainError(TurnoutError):
     """A train step that cannot be done or must not be applied."""
 

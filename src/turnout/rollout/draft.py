@@ -8,7 +8,7 @@ that comes `pace.seconds` after the last report; it takes them when it writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnout.core.ports import Clock
@@ -18,6 +18,7 @@ from turnout.protocol.stream import PartialReply
 from turnout.weights.routing import Standing
 
 Journal = Callable[["Draft"], None]
+ENVIRONMENT = "environment"  # in the place of an engine's id: tokens that no model made
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Draft:
         self._sure = self._told = len(self.ids)
         self._open: list[tuple[int, str, str]] = []  # the versions of the others
         self._reported = desk.clock.now()
+        self.turn = 0  # where the turn begins that is being made
 
     def mask_old(self, serving: str) -> None:
         """What other versions than this one made so far does not train (--mask-offpolicy-in-partial-rollout)."""
@@ -75,6 +77,35 @@ class Draft:
             self._open.append((tokens, label, new.engine_id))
         _lengthen(self._engines, len(new.output_ids), new.engine_id)
         self.settle()
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Takes over what the environment said: it does not train, and counts as of the version before it. Only
+        when all tokens are of committed versions, of which there is one at least."""
+        assert self._spans and not self._open, "the environment speaks after a turn that has ended"
+        count = len(ids)
+        self.ids += ids
+        self._logprobs += [0.0] * count
+        self._mask += [0] * count
+        self._mixed += [0] * count
+        _lengthen(self._spans, count, self._spans[-1][1])
+        _lengthen(self._engines, count, ENVIRONMENT)
+        self._sure += count
+
+    def until_environment(self, first: int) -> int:
+        """Where the environment speaks next, from this token on; the end where it does not."""
+        return self._next(first, environment=True)
+
+    def until_model(self, first: int) -> int:
+        """Where the model speaks next, from this token on; the end where it does not."""
+        return self._next(first, environment=False)
+
+    def _next(self, first: int, environment: bool) -> int:
+        at = 0
+        for tokens, name in self._engines:
+            if at + tokens > first and (name == ENVIRONMENT) == environment:
+                return max(at, first)
+            at += tokens
+        return at
 
     def settle(self) -> Standing:
         """COMMITTED: every token is of a committed version; TENTATIVE: of some it is not known yet; VOID: some were

@@ -18,7 +18,14 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError, VersionUnmet, WeightError
+from turnout.core.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    GenerateFailed,
+    VersionUnmet,
+    WeightError,
+)
 from turnout.core.ports import Clock
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, Prompt, Trajectory
@@ -224,5 +231,5 @@ async def _sampled(
         raise
     except (VersionUnmet, WeightError) as fault:
         return f"its version cannot be asked any more: {fault}"
-    except EngineError:
+    except (EngineError, GenerateFailed):
         return None

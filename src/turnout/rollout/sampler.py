@@ -88,6 +88,9 @@ class Routes:
     prefills: Callable[[EngineClient], Sequence[EngineClient]] = _whole
 
 
+Work = Callable[["Ask", Draft, Wait], Coroutine[Any, Any, Finish]]
+
+
 class Cut:
     """Ends samples at a token boundary: called once, it ends all that run under it, and all that come later."""
 
@@ -154,29 +157,47 @@ class Sampler:
         self._spread, self._prompts = Spread(routes.room), Spread(routes.room)
         self.tokens_made = 0
         self.resumes = 0
+        self._later = (0, 0)
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
 
     async def sample(self, ask: Ask) -> Trajectory:
         """The unscored trajectory: ended, or partial where it was cut or its engines gave it up. Raises
         EngineError; EngineDead where an engine is gone and nobody fences it."""
+        return await self.made(ask, self.turn)
+
+    async def made(self, ask: Ask, work: Work) -> Trajectory:
+        """What `work` makes of the sample's draft; as `sample`."""
         desk = Desk(ask.journal, self._routes.standing, self._clock, self._pace)
         draft = Draft(ask.begun, desk, ask.plan.mask_kv_mixed)
         with ask.waits(ENGINES, "an engine", ask.plan.deadline_s) as wait:
-            finish = None if ask.cut.made else await ask.cut.under(self._made(ask, draft, wait))
+            finish = None if ask.cut.made else await ask.cut.under(work(ask, draft, wait))
         if finish is None or finish is Finish.ABORT:
             draft.drop_unsure()
             return draft.trajectory(Finish.ABORT, "")
         return draft.trajectory(finish, self.decoder.decode(draft.ids, skip_special_tokens=True))
 
-    async def _made(self, ask: Ask, draft: Draft, wait: Wait) -> Finish:
-        """Asks engines until the sample has ended; ABORT after too many requests that brought nothing. `wait` says
-        what for, and moves with every token."""
+    def later_turns(self) -> tuple[int, int]:
+        """Prompt tokens of turns after a sample's first, so far, and how many of them a prefix cache had."""
+        return self._later
+
+    def forget(self, session: str) -> None:
+        """The sample of this name has ended."""
+        self._spread.forget(session)
+        self._prompts.forget(session)
+
+    async def turn(self, ask: Ask, draft: Draft, wait: Wait) -> Finish:
+        """Asks engines until the turn that begins at `draft.turn` has ended; ABORT after too many requests that
+        brought nothing. `wait` says what for, and moves with every token."""
         end = self._clock.now() + ask.plan.deadline_s
         if ask.plan.mask_offpolicy and draft.ids:
             draft.mask_old((await self._way(ask, None, wait, end)).engine.version)
         way: Way | None = None
         barren = 0
         while True:
-            stop = stopped_at(self.decoder, ask.plan.params.stop, draft.ids, len(draft.ids))
+            stop = self._stopped(ask.plan.params.stop, draft, len(draft.ids))
             over = ask.plan.left(len(ask.prompt.token_ids), len(draft.ids)) <= 0
             if stop is not None or over:
                 made = len(draft.ids)
@@ -297,6 +318,9 @@ class Sampler:
             async for item in stream:
                 wait.since = self._clock.now()
                 if isinstance(item, GenerateReply):
+                    if draft.turn and draft.turn == seam:
+                        prompts, cached = self._later
+                        self._later = prompts + item.prompt_tokens, cached + item.cached_tokens
                     wait.on, wait.what = UPDATE, "its version to be committed"
                     return await self._ended(item.finish, draft, end)
                 since = len(draft.ids)
@@ -306,12 +330,21 @@ class Sampler:
                     draft.extend(part)
                 if len(draft.ids) < since + len(item.output_ids):  # of a version that never will be committed
                     return Finish.ABORT
-                stop = stopped_at(self.decoder, stops, draft.ids, seam, since)
+                stop = self._stopped(stops, draft, seam, since)
                 if stop is not None:
                     draft.end_at(stop)
                     return await self._ended(Finish.STOP, draft, end)
                 draft.report_due()
         raise AssertionError("a stream ends with a reply or an error")
+
+    def _stopped(self, stops: Sequence[str], draft: Draft, seam: int, since: int = 0) -> int | None:
+        """As stopped_at, of the turn that is being made."""
+        start = draft.turn
+        if not stops or seam <= start:
+            return None
+        ids = draft.ids[start:] if start else draft.ids
+        found = stopped_at(self.decoder, stops, ids, seam - start, max(0, since - start))
+        return None if found is None else start + found
 
     async def _ended(self, finish: Finish, draft: Draft, end: float) -> Finish:
         """The finish once every token's version is committed; ABORT where one never will be."""

@@ -13,20 +13,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from turnout.core.errors import EngineDead, EngineError, EngineRefused
+from turnout.core.errors import EngineDead, EngineError, EngineRefused, GenerateFailed
 from turnout.core.rng import SeedTree
 from turnout.core.types import Prompt, RolloutGroup, Trajectory, but
 from turnout.core.waits import EVALUATE, Waiting, Waits
 from turnout.placement.tasks import together
 from turnout.rollout.draft import Draft
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import Ask, Cut, Sampler, SamplingPlan
+from turnout.rollout.sampler import Ask, Cut, SamplingPlan
 
 __all__ = ["Forgotten", "Generator", "GroupFailed", "Members", "SamplingPlan"]
 
 
 class GroupFailed(Exception):
     """A group that can't train; the text is the reason of its drop."""
+
+
+class Samples(Protocol):
+    """Who makes samples: a Sampler, or turnout.rollout.episode.Turns on top of one."""
+
+    async def sample(self, ask: Ask) -> Trajectory: ...
 
 
 class Members(Protocol):
@@ -53,7 +59,7 @@ class Generator:
     """Makes groups on the engines of `sampler`, which take them in turn. `waits`: where it registers what they wait
     for (None: nobody asks)."""
 
-    def __init__(self, sampler: Sampler, rewards: RewardRunner, waits: Waits | None = None) -> None:
+    def __init__(self, sampler: Samples, rewards: RewardRunner, waits: Waits | None = None) -> None:
         self.sampler, self._rewards = sampler, rewards
         self.waits = Waits(lambda: 0.0) if waits is None else waits
 
@@ -103,6 +109,8 @@ class Generator:
                 return f"refused by the engine: {fault.reason}"
             except EngineError as fault:
                 return f"engine: {fault.reason}"
+            except GenerateFailed as fault:
+                return str(fault)
             if made.partial:
                 return made if ask.cut.made else "aborted by the engine"
         elif made.reward is not None:

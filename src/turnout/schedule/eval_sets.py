@@ -6,6 +6,7 @@ the data set's own settings (--eval-config), else in the run's options.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,10 +19,9 @@ from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.evaluate import EvalMeans, EvalSet
 from turnout.rollout.prompts import load_prompts
 from turnout.rollout.rewards import RewardRunner, load_reward
-from turnout.rollout.sampler import Routes, Sampler, SamplingPlan
-from turnout.rollout.stops import Decoder
+from turnout.rollout.sampler import Routes, SamplingPlan
 from turnout.rollout.tokenizer import HubTokenizer
-from turnout.rollout.worker import Generator
+from turnout.rollout.worker import Generator, Samples
 from turnout.schedule import wiring
 from turnout.schedule.evaluations import EVAL_SEEDS, EvalPlan, EvalRuns, EvalWorld
 from turnout.serving.client import EngineClient
@@ -58,9 +58,14 @@ def load_eval_plan(config: RunConfig, tokenizer: HubTokenizer) -> EvalPlan:
 
 
 def make_evaluations(
-    plan: EvalPlan, updater: Updater, rewards: RewardRunner, decoder: Decoder, world: EvalWorld
+    plan: EvalPlan,
+    updater: Updater,
+    rewards: RewardRunner,
+    samples: Callable[[Routes], Samples],
+    world: EvalWorld,
 ) -> EvalRuns:
-    """The evaluations of a run. Their requests go to engines that serve the version asked for, and no other."""
+    """The evaluations of a run, by what `samples` makes. Their requests go to engines that serve the version asked
+    for, and no other."""
 
     def current() -> tuple[WeightVersion, int]:
         held = updater.fleet.current
@@ -74,8 +79,7 @@ def make_evaluations(
     routes = Routes(pinned, changed=fleet.changed, prefills=fleet.prefills)
     if apart is not None:
         routes = Routes(apart.routable, changed=apart.changed)
-    sampler = Sampler(routes, decoder, world.clock, world.ids)
-    generator = Generator(sampler, rewards, world.phases.waits)
+    generator = Generator(samples(routes), rewards, world.phases.waits)
     return EvalRuns(plan, EvalMeans(generator, rewards, SeedTree(*EVAL_SEEDS)), world, current)
 
 

@@ -23,9 +23,10 @@ from turnout.core.version import WeightVersion
 from turnout.observe.metrics import read_metrics
 from turnout.placement.tasks import first
 from turnout.rollout.draft import Pace
-from turnout.rollout.sampler import Sampler
+from turnout.rollout.rewards import RewardRunner
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.staleness import Fate
-from turnout.rollout.worker import Generator
+from turnout.rollout.worker import Generator, Samples
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import About, Written, contents_of
 from turnout.schedule.checkpoints import RunCheckpoints
@@ -130,25 +131,24 @@ class Incarnation:
         trainer = self.parties.trainer = TrainerThread(self._clock, config.train_step_timeout_s)
         try:
             await self._start(inputs, trainer)
-            clients = self._engines.updated
+            await check_engines(config, self._engines.updated)
             store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
-            await check_engines(config, clients)
-            incarnation = self._beginning.incarnation
-            origin = Origin(trainer, inputs.model, incarnation, self._beginning.start)
+            begin = self._beginning
+            origin = Origin(trainer, inputs.model, begin.incarnation, begin.start)
             transport, base = await self._opened(store, origin)
             published = Publications(events, book.ledger)
             published.expect(base, 0)
-            updater = Updater(transport, clients, published, self._clock, wiring.update_policy(config))
+            clients, policy = self._engines.updated, wiring.update_policy(config)
+            updater = Updater(transport, clients, published, self._clock, policy)
             weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
             models = await RunModels(config, self._engines, transport, events, self._clock).begun()
             rewards = wiring.reward_runner(config, self._clock, models.models)
-            generator = Generator(await self._sampler(updater, inputs), rewards, self._phases.waits)
+            sampler = await self._sampler(updater, inputs)
+            generator = Generator(self._samples(inputs, sampler), rewards, self._phases.waits)
             around = EvalWorld(store, events, self._phases, self._clock, dedicated=models.dedicated)
-            evals = self.outcome.evals = make_evaluations(
-                inputs.evals, updater, rewards, inputs.tokenizer, around
-            )
-            evals.restore(written.points, standing_versions(book.ledger.versions(), self._beginning.step))
-            about = About(self._run.run_id, incarnation, inputs.fingerprints[0].digest, inputs.source)
+            self.outcome.evals = evals = self._evaluations(inputs, updater, rewards, around)
+            evals.restore(written.points, standing_versions(book.ledger.versions(), begin.step))
+            about = About(self._run.run_id, begin.incarnation, inputs.fingerprints[0].digest, inputs.source)
             plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
             checkpoints = RunCheckpoints(
                 plan, self._files, trainer, contents_of(about, written, store, updater)
@@ -160,9 +160,9 @@ class Incarnation:
             if self.paths.resumed:
                 reporter.restore(read_metrics(self.paths.metrics), evals.rows())
                 self.outcome.seconds_training = sum(reporter.curves.seconds)
-                checkpoints.saved = self._beginning.step
-            sources = Sources(self._engines.views, evals.curve, evals.rows, lambda: published.last)
-            reporter.open(config.run_name or "run", inputs.steps, sources)
+                checkpoints.saved = begin.step
+            shown = evals.curve, evals.rows, lambda: published.last, sampler.later_turns
+            reporter.open(config.run_name or "run", inputs.steps, Sources(self._engines.views, *shown))
             stopper = asyncio.ensure_future(self._stopped(plane))
             work = models.stay(self._loop(plane, world, updater, (base, trainer)))
             try:
@@ -261,6 +261,17 @@ class Incarnation:
             routes = router.members.routes(routes.room)
         pace = Pace(self.config.token_journal_interval)
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
+
+    def _samples(self, inputs: RunInputs, sampler: Sampler) -> Samples:
+        return wiring.samples(self.config, sampler, inputs.tokenizer)
+
+    def _evaluations(
+        self, inputs: RunInputs, updater: Updater, rewards: RewardRunner, world: EvalWorld
+    ) -> EvalRuns:
+        def samples(routes: Routes) -> Samples:
+            return self._samples(inputs, Sampler(routes, inputs.tokenizer, self._clock))
+
+        return make_evaluations(inputs.evals, updater, rewards, samples, world)
 
     async def _supervised(
         self, work: Coroutine[Any, Any, None], reporter: RunReporter, around: Around

@@ -54,6 +54,7 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
     wiring.filter_plan(config)  # refused before anything starts
+    wiring.generate_function(config)
     steps = _steps(config, source)
     evals, held_out = load_eval_plan(config, tokenizer), None
     path = config.eval_config if config.eval_prompt_data is None else config.eval_prompt_data

@@ -1,7 +1,8 @@
 """What a run tells of itself while it goes: one metrics row and one StepTrained event per step, the panel.
 
-Owns the curves that the panel and the summary show. Keys that begin with `seconds/` are timings; every other
-number is the same in two deterministic runs of the same seed.
+Owns the curves that the panel and the summary show. Keys that begin with `seconds/` are timings, those with
+`cache/` depend on who was where at what time; every other number is the same in two deterministic runs of the same
+seed.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ from turnout.schedule.loop import StepBatch
 from turnout.schedule.phases import Phases
 
 RECENT_STEPS = 5
+CACHE_HIT = "cache/later_turns_hit"
 
 
 @dataclass(frozen=True)
 class Sources:
     """What the reporter asks when it draws: engines with their versions, (step, score) of the first evaluation set,
-    the metrics of all points in the order made, and the version that was published last."""
+    the metrics of all points in the order made, the version that was published last, and of turns after a sample's
+    first the prompt tokens so far and how many of them a prefix cache had."""
 
     engines: Callable[[], tuple[EngineView, ...]]
     evals: Callable[[], tuple[tuple[int, float], ...]]
     eval_rows: Callable[[], Sequence[tuple[int, dict[str, float]]]] = lambda: ()
     published: Callable[[], VersionPublished | None] = lambda: None
+    later_turns: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
 
 @dataclass
@@ -52,6 +56,12 @@ class Curves:
     rewards: list[float] = field(default_factory=list)
     mismatch: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    later_turns: tuple[int, int] = (0, 0)
+
+    @property
+    def cache_hit(self) -> float | None:
+        """Share of the prompt tokens of later turns that a prefix cache had; None without such turns."""
+        return share(*self.later_turns)
 
 
 class RunReporter:
@@ -113,6 +123,9 @@ class RunReporter:
         if published is not None:
             row |= {"weights/bytes": published.bytes, "weights/density": published.density}
         row |= {SECONDS + name: value for name, value in seconds.items()} | {SECONDS + "step": total}
+        before, self.curves.later_turns = self.curves.later_turns, self._sources.later_turns()
+        hit = share(*(now - then for now, then in zip(self.curves.later_turns, before)))
+        row |= {} if hit is None else {CACHE_HIT: hit}
         self._events.emit(
             StepTrained(
                 batch.step,
@@ -177,6 +190,10 @@ class RunReporter:
 
     def say(self, text: str) -> None:
         self._panel.say(text)
+
+
+def share(whole: int, part: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _number(row: Row, key: str) -> float:

@@ -58,8 +58,10 @@ async def score_sets(
     engine that holds something else."""
     async with _answering(config, what, clock) as client:
         rewards = wiring.reward_runner(config, clock, models)
-        sampler = Sampler(Routes(lambda: [client]), load_tokenizer(what.checkpoint), clock)
-        means = EvalMeans(Generator(sampler, rewards), rewards, SeedTree(*EVAL_SEEDS))
+        tokenizer = load_tokenizer(what.checkpoint)
+        sampler = Sampler(Routes(lambda: [client]), tokenizer, clock)
+        generator = Generator(wiring.samples(config, sampler, tokenizer), rewards)
+        means = EvalMeans(generator, rewards, SeedTree(*EVAL_SEEDS))
         made: list[EvalPoint | NoPoint] = []
         for data in sets:
             means.requests.expect(data.requests)

@@ -11,18 +11,21 @@ from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
+from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.admission import Admission, AdmissionPlan
+from turnout.rollout.episode import Generate, Turns
 from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
 from turnout.rollout.line import QUEUED
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.rewards import RewardRunner, load_reward
-from turnout.rollout.sampler import Routes
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.spread import endless
 from turnout.rollout.staleness import Fate, StalenessPolicy
-from turnout.rollout.worker import SamplingPlan
+from turnout.rollout.tokenizer import TokenizerLike
+from turnout.rollout.worker import Samples, SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
 from turnout.schedule.parts import UpdatePatience
 from turnout.schedule.roster import actor_model, roster
@@ -174,6 +177,20 @@ def router_of(config: RunConfig, run_id: str, logs: Path) -> RouterPlan | None:
     pairs = bool(sides(plan for plan in roster(config) if plan.updated))
     launch = RouterLaunch("router", config.router_kind, policy, config.router_args, timeout_s, logs, pairs)
     return RouterPlan("router", run_id, launch)
+
+
+def samples(config: RunConfig, sampler: Sampler, tokenizer: TokenizerLike) -> Samples:
+    """Who makes samples: the sampler, or a function of several turns on top of it. Raises ConfigError."""
+    generate = generate_function(config)
+    if generate is None:
+        return sampler
+    return Turns(sampler, generate, tokenizer, config.rollout_max_turns)
+
+
+def generate_function(config: RunConfig) -> Generate | None:
+    """The run's own function for samples; raises ConfigError for one that cannot be loaded."""
+    path = config.custom_generate_function_path
+    return None if path is None else load_function("--custom-generate-function-path", path)
 
 
 def update_patience(config: RunConfig, up: Callable[[], Iterable[str]]) -> UpdatePatience:

@@ -34,7 +34,7 @@ from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.prompts import Fingerprint
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import Sampler
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.source import PromptSource
 from turnout.rollout.staleness import Fate
 from turnout.rollout.untold import untold
@@ -289,10 +289,13 @@ class Controller:
         clients = [self._clients[engine.name] for engine in alive]
         updater = self._updater = Updater(transport, clients, published, clock, wiring.update_policy(config))
         rewards = RewardRunner(make_reward(clock, world.faults), clock, config.reward_timeout_s)
-        routes = wiring.routes(config, updater.fleet)
-        generator = Generator(Sampler(routes, Decoder(), clock, self._id), rewards, self._phases.waits)
+
+        def samples(routes: Routes) -> Sampler:
+            return Sampler(routes, Decoder(), clock, self._id)
+
+        generator = Generator(samples(wiring.routes(config, updater.fleet)), rewards, self._phases.waits)
         around = EvalWorld(store, self._events, self._phases, clock, self._id)
-        evals = make_evaluations(world.plan.evals, updater, rewards, Decoder(), around)
+        evals = make_evaluations(world.plan.evals, updater, rewards, samples, around)
         log = as_one([one.event for one in world.record.told])  # as the production reads its event log
         evals.restore(of_kind(log, EvalDone))
         source = PromptSource(list(world.record.prompts), SeedTree(config.seed), config.rollout_shuffle, None)

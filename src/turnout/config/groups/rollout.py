@@ -65,6 +65,16 @@ class RolloutOptions(Options):
     rollout_request_timeout_s: float = option(
         300.0, "Deadline of one generation request, with its retries.", unit="seconds", gt=0
     )
+    custom_generate_function_path: str | None = option(
+        None,
+        "Function that makes a sample of several turns: `package.module:function` or `path/to/file.py:function`, "
+        "called as await generate(episode) (docs/guides/multi-turn.md).",
+        unset="a sample is one turn",
+        pattern=PATH,
+    )
+    rollout_max_turns: int = option(
+        16, "Most turns of the model in one sample of --custom-generate-function-path.", unit="turns", ge=1
+    )
 
 
 class RewardOptions(Options):
