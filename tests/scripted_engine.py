@@ -21,7 +21,7 @@ from aiohttp import web
 
 from turnout.core.types import Finish
 from turnout.placement.real import RealClock
-from turnout.protocol.sglang import GenerateReply
+from turnout.protocol.sglang import ENGINE_HEADER, GenerateReply
 from turnout.serving.access import OPEN, Access
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
@@ -169,14 +169,14 @@ class ScriptedEngine:
             await self._stopping.wait()
             return response
         if answer.ending == "cut":
-            response = web.StreamResponse(status=answer.status)
+            response = web.StreamResponse(status=answer.status, headers=answer.headers)
             response.content_length = len(answer.data)
             await response.prepare(request)
             await response.write(answer.data[: len(answer.data) // 2])
             assert request.transport is not None
             request.transport.close()
             return response
-        headers = {"Content-Type": "application/json"} | answer.headers
+        headers = {"Content-Type": "application/json", ENGINE_HEADER: self.engine_id} | answer.headers
         return web.Response(status=answer.status, body=answer.data, headers=headers)
 
     def _behave(self, path: str, body: dict[str, Any]) -> Any:

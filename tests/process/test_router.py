@@ -13,7 +13,10 @@ import pytest
 
 from tests.process.run_process import TINY, ended, gone_within, of_kind, start, train, wait_for
 
-KINDS = {"smg": ("smg", "setproctitle"), "sglang-router": ("sglang_router", "setproctitle")}
+KINDS = {
+    "smg": ("smg", "setproctitle"),
+    "sglang-router": ("sglang_router", "setproctitle", "orjson", "fastapi", "opentelemetry"),
+}
 WORDS = (
     "--deterministic", "--trainer-threads", "1", "--engine-threads", "1", "--rollout-num-engines", "2",
     "--use-fault-tolerance", "--num-rollout", "5", "--no-plots", "--skip-eval-before-train",

@@ -54,6 +54,12 @@ class RouterList:
 
     def routable(self) -> list[RouterRoute]:
         """The router, as it is now; raises WeightError while it must not be asked."""
+        route = self._now()
+        if not self._proved:
+            raise WeightError(f"{self._name} can't be asked: it has yet to pass a token")
+        return [route]
+
+    def _now(self) -> RouterRoute:
         if self._client is None or not self._listed:
             raise WeightError(f"{self._name} can't be asked: {self._down}")
         serving = {engine.address.url: engine for engine in self._wanted()}
@@ -75,7 +81,7 @@ class RouterList:
         now = Behind({engine.address.url: engine.engine_id for engine in engines}, oldest, pairs)
         if self._route is None or self._route.behind != now or self._route.router is not self._client:
             self._route = RouterRoute(self._client, now, self._run)
-        return [self._route]
+        return self._route
 
     def standing(self, label: str, engine_id: str) -> Standing:
         """As Fleet.standing. Of tokens whose engine nobody named: what holds of all engines."""
@@ -110,13 +116,16 @@ class RouterList:
         before, self._listed = self._listed, listed
         self._asked.clear()
         if listed != before:
-            change, self._next = self._next, asyncio.Event()
-            change.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        change, self._next = self._next, asyncio.Event()
+        change.set()
 
     async def _prove(self) -> None:
         """One token through the router, asked for as samples ask for theirs."""
         try:
-            [route] = self.routable()
+            route = self._now()
             params = SamplingParams(max_new_tokens=1, ignore_eos=True)
             request = GenerateRequest(random_id(), (1,), params, extra_key=route.version)
             reply = await route.generate(request, PROBE_S)
@@ -128,6 +137,7 @@ class RouterList:
                 Fault("--router", self._name, reason, "use another version of it, or --router direct")
             )
         self._proved = True
+        self._tell()
 
     def _wanted(self) -> list[EngineClient]:
         """The engines that belong behind it: of two halves that it pairs as it likes, those of one version."""

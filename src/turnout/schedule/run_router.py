@@ -19,6 +19,7 @@ from turnout.core.events import RouterLost, RouterReady
 from turnout.core.ports import Clock, EventSink
 from turnout.placement.tasks import first, together
 from turnout.schedule.router_list import RouterList
+from turnout.serving.access import OPEN, Access
 from turnout.serving.address import Address, parse_address
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Sign
@@ -38,12 +39,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RouterPlan:
-    """The router of a run, which signs its workers with `run`: one to start, or the address of somebody else's."""
+    """The router of a run, which signs its workers with `run`: one to start, or the address of somebody else's.
+    `access`: what its engines ask for."""
 
     name: str
     run: str
     launch: RouterLaunch | None
     address: Address | None = None
+    access: Access = OPEN
 
 
 class RunRouter:
@@ -116,7 +119,9 @@ class RunRouter:
     async def _begin(self) -> None:
         launch = self._plan.launch
         self._router = (
-            Router(self._theirs(), None) if launch is None else await launch_router(launch, self._clock)
+            Router(self._theirs(), None)
+            if launch is None
+            else await launch_router(launch, self._clock, self._plan.access)
         )
         self._health = self._health.after(Sign.SERVES)
         process = self._router.process
@@ -207,4 +212,4 @@ class RunRouter:
 
     def _theirs(self) -> RouterClient:
         assert self._plan.address is not None, "a router is started, or has an address"
-        return RouterClient(self._plan.name, self._plan.address, self._clock)
+        return RouterClient(self._plan.name, self._plan.address, self._clock, self._plan.access)

@@ -27,6 +27,7 @@ from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.tokenizer import TokenizerLike
 from turnout.rollout.worker import Samples, SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
+from turnout.schedule.external import external_access
 from turnout.schedule.parts import UpdatePatience
 from turnout.schedule.roster import actor_model, roster
 from turnout.schedule.run_engines import Care, Probes
@@ -168,15 +169,15 @@ def router_of(config: RunConfig, run_id: str, logs: Path) -> RouterPlan | None:
     """The router of the run's own model; None: the run chooses engines itself."""
     if config.router_kind == "direct":
         return None
-    host, port = config.sglang_router_ip, config.sglang_router_port
+    host, port, access = config.sglang_router_ip, config.sglang_router_port, external_access(config)
     if host is not None and port is not None:
         text = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-        return RouterPlan("router", run_id, None, parse_address(text, "--sglang-router-ip"))
+        return RouterPlan("router", run_id, None, parse_address(text, "--sglang-router-ip"), access)
     policy = "manual" if config.router_policy is None else config.router_policy
     timeout_s = config.rollout_request_timeout_s
     pairs = bool(sides(plan for plan in roster(config) if plan.updated))
     launch = RouterLaunch("router", config.router_kind, policy, config.router_args, timeout_s, logs, pairs)
-    return RouterPlan("router", run_id, launch)
+    return RouterPlan("router", run_id, launch, access=access)
 
 
 def samples(config: RunConfig, sampler: Sampler, tokenizer: TokenizerLike) -> Samples:

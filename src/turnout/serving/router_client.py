@@ -17,9 +17,9 @@ from typing import Any
 
 import aiohttp
 
-from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused
+from turnout.core.errors import EngineBusy, EngineDead, EngineError
 from turnout.protocol.sglang import ENGINE_HEADER, GenerateReply, GenerateRequest
-from turnout.protocol.stream import PartialReply
+from turnout.protocol.stream import PartialReply, Stream
 from turnout.serving.client import EngineClient
 from turnout.serving.roster import WorkerType
 
@@ -28,7 +28,14 @@ ROUTED = "x-smg-routed-worker-id"  # smg: the address of the worker that answers
 RUN_LABEL = "turnout_run"
 CALL_DEADLINE_S = 10.0
 # `code` of answers that the router made itself since it did not reach a worker, or lost it.
-LOST = ("call_upstream_", "PD disaggregation request failed", "prefill_", "decode_", "stream_error")
+LOST = (
+    "call_upstream_",
+    "read_response",
+    "PD disaggregation request failed",
+    "prefill_",
+    "decode_",
+    "stream_error",
+)
 
 
 @dataclass(frozen=True)
@@ -74,24 +81,24 @@ class RouterClient(EngineClient):
         }
         if worker.bootstrap_port is not None:
             body["bootstrap_port"] = worker.bootstrap_port
-        try:
-            await self._call("/workers", body, "router", CALL_DEADLINE_S)
-        except EngineRefused as fault:
-            if " 409" not in fault.reason:
-                raise
+        await self._manage("POST", "/workers", json.dumps(body).encode(), known=409)
 
     async def remove(self, worker_id: str) -> None:
         """Asks for a worker's removal; one that is not known any more is no fault."""
-        with self._faults("/workers", "router"):
-            work = self._send(f"/workers/{worker_id}", None, method="DELETE")
-            async with await self._clock.within(
-                CALL_DEADLINE_S, "the router to remove a worker", work
-            ) as answer:
-                text = await self._clock.within(
-                    CALL_DEADLINE_S, "its answer", answer.text("utf-8", "replace")
-                )
-        if answer.status not in (200, 202, 204, 404):
-            raise self._refusal(answer.status, text, "/workers", "router")
+        await self._manage("DELETE", f"/workers/{worker_id}", None, known=404)
+
+    async def _manage(self, method: str, path: str, data: bytes | None, known: int) -> None:
+        """A change of the list, which is done later than it is answered; `known`: what says that it was made."""
+
+        async def exchange() -> tuple[int, str]:
+            async with await self._send(path, data, method=method) as answer:
+                return answer.status, await answer.text("utf-8", "replace")
+
+        with self._faults(path, "router"):
+            what = f"{self.engine_id} to answer {method} {path}"
+            status, text = await self._clock.within(CALL_DEADLINE_S, what, exchange())
+        if status not in (200, 202, known):
+            raise self._refusal(status, text, path, "router")
 
 
 def _listed(row: dict[str, Any]) -> Listed:
@@ -147,6 +154,15 @@ class RouterRoute(EngineClient):
                             yield part
                 else:
                     yield item
+
+    def _event(self, event: str | None, told: Stream) -> list[PartialReply | GenerateReply]:
+        """An event that ends in the middle is an engine's death: smg tells of it in the middle of that line."""
+        try:
+            return super()._event(event, told)
+        except EngineError as fault:
+            if isinstance(fault.__cause__, json.JSONDecodeError):
+                raise self.fault(EngineDead, "rollout", fault.reason) from fault
+            raise
 
     def _headers(self, request: GenerateRequest) -> Mapping[str, str]:
         return {ROUTING_KEY: f"{self._run}-{request.routing_key}"} if request.routing_key else {}

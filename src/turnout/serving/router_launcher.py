@@ -24,6 +24,7 @@ from turnout.core.errors import ConfigError, DeadlineExceeded, EngineBusy, Engin
 from turnout.core.ports import Clock
 from turnout.placement.processes import ChildProcess, child_environment
 from turnout.placement.tasks import first
+from turnout.serving.access import OPEN, Access
 from turnout.serving.address import Address
 from turnout.serving.router_client import RouterClient
 
@@ -148,18 +149,19 @@ def router_words(spec: RouterLaunch, port: int, metrics_port: int) -> list[str]:
     return words
 
 
-async def launch_router(spec: RouterLaunch, clock: Clock) -> Router:
-    """Starts it; raises EngineDead or EngineError, with nothing left running, where it does not answer."""
+async def launch_router(spec: RouterLaunch, clock: Clock, access: Access = OPEN) -> Router:
+    """Starts it; `access` is what engines ask of requests. Raises EngineDead or EngineError, with nothing left
+    running, where it does not answer."""
     for left in reversed(range(TRIES)):
         try:
-            return await _launched(spec, clock)
+            return await _launched(spec, clock, access)
         except EngineDead as fault:
             if TAKEN not in fault.reason or not left:
                 raise
     raise AssertionError("the last try returns or raises")
 
 
-async def _launched(spec: RouterLaunch, clock: Clock) -> Router:
+async def _launched(spec: RouterLaunch, clock: Clock, access: Access) -> Router:
     port, metrics_port = _free_ports()
     temporary = Path(tempfile.mkdtemp(prefix="turnout-"))
     command = (
@@ -169,7 +171,7 @@ async def _launched(spec: RouterLaunch, clock: Clock) -> Router:
     )  # fmt: skip
     log = spec.folder / f"{spec.name}.log"
     process = await ChildProcess.start(spec.name, command, child_environment(1), log, clock)
-    router = Router(RouterClient(spec.name, Address(HOST, port), clock), process)
+    router = Router(RouterClient(spec.name, Address(HOST, port), clock, access), process)
     try:
         await _answers(router, spec.name, clock)
     except BaseException:
