@@ -146,8 +146,25 @@ def test_another_mount(site: Site, looked: Any, tmp_path: Path, monkeypatch: pyt
     assert "can't read the file there" in lines["shared directory"]["findings"][0]["how"]
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Half a megabyte at this folder, where the test may mount."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(words, check=False, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
 def test_a_full_disk(site: Site, looked: Any) -> None:
-    _, lines = looked(site.urls, "--update-weight-disk-keep-files", "--num-rollout", "100000000")
+    """A file system on which three versions have no room; else more versions than any has."""
+    with small_disk(site.root / "small") as mounted:
+        small = ("--update-weight-disk-dir", str(site.root / "small"))
+        many = ("--update-weight-disk-keep-files", "--num-rollout", "100000000")
+        _, lines = looked(site.urls, *(small if mounted else many))
     assert failing(lines) == ["disk space"], lines
 
 

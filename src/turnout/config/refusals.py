@@ -36,8 +36,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "rollout_data_transport": ("batches over another way", "leave it out: they stay in one process"),
     "optimizer": ("another optimizer", "leave it out: the optimizer is AdamW"),
     "kl_coef": ("a KL in the reward", "use --use-kl-loss with --kl-loss-coef"),
-    "eval_top_p": ("cut distributions in evaluation", "leave it out, or use --eval-temperature 0"),
-    "eval_top_k": ("cut distributions in evaluation", "leave it out, or use --eval-temperature 0"),
     "attention_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
     "hidden_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
     "loss_type": ("another loss than the policy's", "leave it out"),
@@ -125,12 +123,13 @@ RENAMED: dict[str, str] = {
 # Others, and what to write.
 ELSEWHERE: dict[str, str] = {
     "prefill_num_servers": "--sglang-config with a group of prefill and one of decode",
+    "eval_top_p": "top_p in the data set of --eval-config",
+    "eval_top_k": "top_k in the data set of --eval-config",
     "min_lr": "--min-lr-ratio, a share of --lr",
     "rm_url": "--custom-rm-path with a function that calls it",
     "recompute_granularity": "--gradient-checkpointing, which is `full`",
     "train_env_vars": "the environment of the command",
     "custom_config_path": "the keys of that file in the run's own YAML file",
-    "use_rollout_entropy": "metrics.jsonl, which has the entropy of every step",
     "dump_details": "the ledger, which `turnout inspect` reads",
     "save_debug_rollout_data": "the ledger, which `turnout inspect` reads",
     "custom_delta_pre_push_path": "--custom-update-weight-post-write-path",
