@@ -142,7 +142,10 @@ def overrides_are_known(c: RunConfig) -> Iterator[Fault]:
             continue
         for name, value in group.overrides.items():
             plain = name.replace("-", "_")
-            if plain in OVERRIDES:
+            if plain == "context_length" and group.updated:
+                reason = "a request may go to any engine of the model that is trained"
+                yield Fault(f"{group.place}: overrides", name, reason, "give --rollout-max-context-len")
+            elif plain in OVERRIDES:
                 yield from _value_faults(f"{group.place}: overrides.{name}", OVERRIDES[plain], value)
             elif plain in GIVEN_ELSEWHERE:
                 reason = f"{plain} follows from another value"

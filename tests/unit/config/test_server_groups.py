@@ -109,6 +109,7 @@ MISTAKES = [
      "model_path other: its engines begin with the weights of --hf-checkpoint model"),
     (TWO.replace("max-total-tokens", "max-totl-tokens"), [], "= max_totl_tokens: no such key -> did you mean"),
     (TWO.replace("max-total-tokens: 65536", "tp_size: 4"), [], "overrides = tp_size: tp_size follows from another"),
+    (TWO.replace("max-total-tokens: 65536", "context_length: 64"), [], "may go to any engine of the model"),
     (TWO.replace("65536", "many"), [], "group 2 (regular): overrides.max-total-tokens"),
     (TWO.replace("65536", "128"), [], "group 2 (regular): --engine-max-total-tokens = 128: one request of up to"),
     (TWO.replace("max-total-tokens: 65536", "quantization: int8"), [], "several ranks -> use one rank per engine"),
