@@ -1,13 +1,17 @@
-"""`turnout train` with PD pairs: real prefill and decode engines, updated in one commit."""
+"""`turnout train` with PD pairs: real prefill and decode engines, updated in one commit, killed, started again."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
-from tests.process.run_process import of_kind, train
+from tests.held_reward import VARIABLE
+from tests.process.run_process import ROOT, ended, events, gone_within, of_kind, start, train, wait_for
 
 PREFILL, DECODE = "actor.prefill1-0", "actor.decode2-0"
 
@@ -60,3 +64,58 @@ def test_a_run_on_a_pair_is_that_of_one_engine_bit_for_bit(tmp_path: Path) -> No
         row["engine"] for row in of_kind(tmp_path / "pair", "VersionAttested") if row["version"] == last
     }
     assert proved == {PREFILL, DECODE}
+
+
+def pid(run: Path, engine: str) -> int:
+    """Of its newest life."""
+    return [row["pid"] for row in of_kind(run, "EngineReady") if row["engine"] == engine][-1]
+
+
+def kill(run: Path, engine: str, stopped_s: float = 0.0) -> None:
+    """SIGKILL, after it stood still for so long: then others wait for it."""
+    if stopped_s:
+        os.kill(pid(run, engine), signal.SIGSTOP)
+        time.sleep(stopped_s)
+    os.kill(pid(run, engine), signal.SIGKILL)
+
+
+def joined_again(run: Path, engine: str) -> bool:
+    """Whether it has attested a version in a second life."""
+    told = [row["event"] for row in events(run) if row.get("engine") == engine]
+    lives = [at for at, event in enumerate(told) if event == "EngineReady"]
+    return len(lives) == 2 and "VersionAttested" in told[lives[1] :]
+
+
+def test_the_example_goes_on_though_engines_of_both_halves_are_killed(tmp_path: Path) -> None:
+    """examples/pd.yaml: a prefill engine with requests in its queue, a decode engine while a version is put into
+    place, and, once these are back, the other two."""
+    run, go = tmp_path / "run", tmp_path / "go"
+    words = ("--custom-rm-path", "tests.held_reward:held", "--reward-timeout-s", "150", "--num-rollout", "10")
+    limits = ("--no-plots", "--rollout-health-check-interval", "0.3", "--rollout-health-check-timeout", "2")
+    example = str(ROOT / "examples/pd.yaml")
+    process = start("train", example, "--run-dir", str(run), *words, *limits, **{VARIABLE: str(go)})
+    wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
+    kill(run, "actor.prefill1-0", stopped_s=0.3)
+    published = len(of_kind(run, "VersionPublished"))
+    wait_for("the next version", lambda: len(of_kind(run, "VersionPublished")) > published, process)
+    kill(run, "actor.decode2-0")
+    both = ("actor.prefill1-0", "actor.decode2-0")
+    wait_for("both to be back", lambda: all(joined_again(run, name) for name in both), process)
+    go.touch()
+    kill(run, "actor.prefill1-1")
+    kill(run, "actor.decode2-1", stopped_s=0.3)
+    status, _, err = ended(process)
+    assert status == 0, err
+    assert gone_within(run, 5) == []
+    summary = summary_of(run)
+    assert summary["steps"] == 10 and summary["groups"]["trained"] == 40
+    assert {row["engine"] for row in of_kind(run, "EngineLost")} >= {
+        *both,
+        "actor.prefill1-1",
+        "actor.decode2-1",
+    }
+    assert 0 < summary["later_turns_cache_hit"] < 1
+    for runs in engines_of(run):
+        names = [name for _, name in runs]
+        after = [b for a, b in zip(["environment", *names], names) if a == "environment"]
+        assert all("prefill" in name for name in after), "each turn begins on a prefill engine"
