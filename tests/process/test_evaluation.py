@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.run_process import ended, of_kind, processes_of, start, train
+from tests.process.run_process import ended, gone_within, of_kind, processes_of, start, train
 
 PLAIN = ["--deterministic", "--trainer-threads", "1", "--num-rollout", "2"]
 DELTA = ["--update-weight-mode", "delta"]
@@ -43,6 +43,33 @@ def test_asy_14_kept_versions_are_scored_after_the_run_as_they_would_have_been_i
     summary = json.loads((run_dir / "summary.json").read_text())
     assert [row["step"] for row in summary["evaluations"] if row["name"] == "held-out"] == [0, 2]
     assert processes_of(run_dir) == []
+
+
+GROUPS = """
+sglang:
+  - name: actor
+    server_groups: [{worker_type: regular, num_gpus: 1}]
+  - name: judge
+    update_weights: false
+    server_groups: [{worker_type: regular, num_gpus: 1}]
+"""
+
+
+def test_engines_that_only_evaluate_make_the_points_that_the_run_would(in_line: Path, tmp_path: Path) -> None:
+    """They follow the versions that are due, as deltas, and no update asks them."""
+    run_dir, groups = tmp_path / "apart", tmp_path / "groups.yaml"
+    groups.write_text(GROUPS)
+    words = ["--eval-mode", "dedicated", "--eval-model", "judge", "--sglang-config", str(groups)]
+    status, out, err = train(run_dir, *PLAIN, *DELTA, *words, "--eval-interval", "1")
+    assert status == 0, (out, err)
+    made = points(run_dir)
+    assert {key: made[key] for key in points(in_line)} == points(in_line)
+    assert {step for _, step in made} == {0, 1, 2} and of_kind(run_dir, "EvalSkipped") == []
+    required = {name for row in of_kind(run_dir, "VersionPublished") for name in row["required"]}
+    assert required == {"actor.regular1-0"}
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(row["step"] for row in rows if "eval/score" in row) == [0, 1, 2]
+    assert gone_within(run_dir, 5) == []
 
 
 def test_a_kept_version_is_scored_by_hand_with_the_same_result(in_line: Path, tmp_path: Path) -> None:
