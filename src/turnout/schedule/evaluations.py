@@ -191,10 +191,9 @@ class EvalRuns:
         self._task = asyncio.ensure_future(self._score_apart(step, self._task))
 
     async def settled(self) -> None:
-        """Returns when no request of an evaluation is in flight, after `hold_s` seconds at the latest, and at once
-        where others than the run's engines answer; raises what ended an evaluation."""
-        if self._plan.mode == "shared":
-            await self._means.requests.idle(self._world.clock, self._plan.hold_s)
+        """Returns when no request of an evaluation is with the run's engines, after `hold_s` seconds at the latest;
+        raises what ended an evaluation."""
+        await self._means.requests.idle(self._world.clock, self._plan.hold_s)
         if self._task is not None and self._task.done():
             self._task.result()
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.scripted_engine import HANG, RESET, ScriptedEngine
 from tests.unit.rollout.parts import Bench, plan, prompts
-from turnout.core.errors import EngineDead
+from turnout.core.errors import EngineDead, TurnoutError, WeightError
 from turnout.core.events import EvalDone, EvalSkipped
 from turnout.core.rng import SeedTree
 from turnout.core.version import WeightVersion
@@ -28,6 +28,9 @@ class World:
 
     def __init__(self, engine: ScriptedEngine, made: EvalPlan) -> None:
         self.engine, self.bench = engine, Bench(engine)
+        self.apart = made.mode == "dedicated"
+        self.served: list[int] = []
+        self.fault: TurnoutError | None = None
         self.kept: list[WeightVersion] = []
         self.released: list[WeightVersion] = []
         self.at(0)
@@ -38,6 +41,18 @@ class World:
             lambda: (self.version, self.version.counter),
         )
 
+    async def serve(self, version: WeightVersion) -> None:
+        """As engines that only evaluate."""
+        if self.fault is not None:
+            raise self.fault
+        self.served.append(version.counter)
+        self.engine.label = version.label
+
+    def routable(self) -> Any:
+        raise NotImplementedError("the bench has its own routes")
+
+    changed = routable
+
     def keep(self, version: WeightVersion) -> None:
         self.kept.append(version)
 
@@ -47,7 +62,8 @@ class World:
     def at(self, step: int) -> None:
         """The version of this step is committed."""
         self.version = WeightVersion(0, step, f"{step:032d}")
-        self.engine.label = self.version.label
+        if not self.apart:
+            self.engine.label = self.version.label
 
     def told(self) -> list[tuple[str, int]]:
         return [(event.name, event.step) for event in self.bench.log.of(EvalDone)]
@@ -301,3 +317,66 @@ def test_mode_checkpoint_keeps_versions_and_asks_no_engine() -> None:
     assert kept == [(0, 0, ["held-out", "baseline"]), (2, 2, ["held-out"]), (4, 4, ["held-out"])]
     assert in_store == [0, 2, 4]
     assert calls == []
+
+
+APART = EvalPlan([HELD_OUT], [BASELINE], 1, False, mode="dedicated", beside=True, hold_s=20.0)
+
+
+def test_dedicated_engines_make_points_one_version_after_the_other_and_hold_nothing_up() -> None:
+    async def use(world: World) -> Any:
+        gate = asyncio.Event()
+
+        async def held(body: Any) -> Any:
+            await gate.wait()
+            return world.engine.generated(body)
+
+        world.engine.on_generate = held
+        await world.runs.run_if_due(0, False)
+        for step in (1, 2):
+            await world.runs.settled()  # an update does not wait for them, nor does a checkpoint
+            await world.runs.caught_up(step)
+            world.at(step)
+            world.runs.renewed()
+        await world.engine.until_running(3)
+        assert world.told() == [] and world.served == [0]
+        gate.set()
+        world.at(3)
+        world.runs.renewed()
+        await world.runs.run_if_due(3, True)
+        points = [(point.name, point.step, point.version[:7]) for point in world.bench.log.of(EvalDone)]
+        return points, world.served, [v.counter for v in world.kept], [v.counter for v in world.released]
+
+    points, served, kept, released = on(use, APART)
+    assert points[:2] == [("held-out", 0, "v000000"), ("baseline", 0, "v000000")]
+    assert points[2:] == [("held-out", step, f"v{step:06d}") for step in (1, 2, 3)]
+    assert served == kept == released == [0, 1, 2, 3], "each stays in the store until its point is made"
+
+
+def test_what_dedicated_engines_cannot_make_is_told_and_ends_nothing() -> None:
+    async def use(world: World) -> Any:
+        world.fault = WeightError("torn")
+        await world.runs.run_if_due(0, False)
+        await world.runs.run_if_due(0, True)
+        world.fault = None
+        world.engine.on_generate = lambda body: HANG
+        world.at(1)
+        await world.runs.run_if_due(1, True)  # the end of the run waits for so long
+        await world.engine.until_running(0)
+        return [(event.step, event.reason) for event in world.bench.log.of(EvalSkipped)]
+
+    first, second, last = on(use, replace(APART, hold_s=0.5))
+    assert first == second == (0, "torn")
+    assert last == (1, "it was not made within 0.5 s of the run's end (--eval-hold)")
+
+
+def test_a_resume_makes_the_points_that_dedicated_engines_still_owed() -> None:
+    async def use(world: World) -> Any:
+        world.runs.restore(done(0), versions(0, 1, 2))
+        world.at(3)
+        await world.runs.run_if_due(3, False)
+        world.at(4)
+        await world.runs.run_if_due(4, True)
+        return world.told()
+
+    made = on(use, APART)
+    assert made == [("baseline", 0), *(("held-out", step) for step in (1, 2, 3, 4))]

@@ -1,0 +1,180 @@
+"""Models beside the one that is trained: who is handed out, what must have stayed, whose log-probs a batch gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.scripted_engine import Answer, ScriptedEngine
+from tests.unit.rollout.parts import Log
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, WeightError
+from turnout.core.events import ModelAttested
+from turnout.core.types import TrainBatch, TrainSample
+from turnout.core.version import WeightVersion
+from turnout.placement.real import RealClock
+from turnout.rollout.rewards import RewardRunner
+from turnout.schedule.dedicated import DedicatedEngines, Following
+from turnout.schedule.frozen import FrozenModels
+from turnout.schedule.reference import Reference
+from turnout.serving.client import EngineClient
+from turnout.serving.models import Models, model_url
+from turnout.serving.roster import EnginePlan
+
+OLD, NEW = "1" * 32, "2" * 32
+
+
+def on(use: Callable[[ScriptedEngine, ScriptedEngine], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        async with ScriptedEngine("judge-0") as one, ScriptedEngine("judge-1") as two:
+            return await asyncio.wait_for(use(one, two), 20)
+
+    return asyncio.run(main())
+
+
+def judge(engine: ScriptedEngine) -> EngineClient:
+    client = engine.client()
+    client.plan = EnginePlan(engine.engine_id, model="judge", updated=False)
+    return client
+
+
+def attests(engine: ScriptedEngine, *roots: str) -> None:
+    """Each of its attestations computes one of these."""
+    engine.root = roots[0]
+    for root in roots:
+        engine.script("/weights_checker", Answer(body={"success": True, "per_engine_checksum": root}))
+
+
+def test_engines_of_a_model_take_turns_and_a_dead_one_is_left_out() -> None:
+    async def use(one: ScriptedEngine, two: ScriptedEngine) -> Any:
+        frozen = FrozenModels(Log(), 5.0)
+        run = Models({"default": list, "judge": lambda: frozen.serving("judge")})
+        for engine in (one, two):
+            attests(engine, OLD)
+            await frozen.joins(judge(engine))
+        took_turns = [model_url(run, "judge", "/generate") for _ in range(4)]
+        assert took_turns == [f"{engine.address.url}/generate" for engine in (one, two, one, two)]
+        frozen.lost("judge-0")
+        assert {model_url(run, "judge") for _ in range(3)} == {two.address.url}
+        frozen.lost("judge-1")
+        with pytest.raises(EngineDead, match="no engine of the model 'judge' is up"):
+            model_url(run, "judge")
+        with pytest.raises(ConfigError, match="one of default, judge"):
+            model_url(run, "jugde")
+
+    on(use)
+
+
+def test_a_reward_that_names_run_is_given_the_models() -> None:
+    async def use(one: ScriptedEngine, _two: ScriptedEngine) -> Any:
+        client = judge(one)
+
+        def plain(prompt: str, response: str, label: Any, run: Models, **metadata: Any) -> float:
+            return float(model_url(run, "judge", "/x") == f"{client.address.url}/x" and metadata == {"n": 1})
+
+        async def later(prompt: str, response: str, label: Any, *, run: Models) -> float:
+            return plain(prompt, response, label, run, n=1)
+
+        def of_the_data(prompt: str, response: str, label: Any, **metadata: Any) -> float:
+            return float(metadata["run"])
+
+        scores = []
+        for reward in (plain, later, of_the_data):
+            runner = RewardRunner(reward, RealClock())
+            runner.models = Models({"judge": lambda: [client]})
+            scores.append((await runner.score("p", "r", None, {"run": 7, "n": 1})).value)
+        return scores
+
+    assert on(use) == [1.0, 1.0, 7.0]
+
+
+def test_a_frozen_model_that_changed_is_an_error_that_names_both_digests() -> None:
+    async def use(one: ScriptedEngine, two: ScriptedEngine) -> Any:
+        log = Log()
+        frozen = FrozenModels(log, 5.0)
+        attests(one, OLD, OLD, NEW)
+        await frozen.joins(judge(one))
+        frozen.lost("judge-0")
+        await frozen.joins(judge(one))  # its next life
+        with pytest.raises(
+            WeightError, match=f"judge-0 of the frozen model 'judge' holds {NEW}.* held {OLD}"
+        ):
+            await frozen.stayed()
+        two.root = ""  # as an engine that has only a name for its weights
+        with pytest.raises(WeightError, match="--trust-label"):
+            await frozen.joins(judge(two))
+        assert "judge-1" not in {client.engine_id for client in frozen.serving("judge")}
+        return [(event.engine, event.root, event.level) for event in log.of(ModelAttested)]
+
+    assert on(use) == [("judge-0", root, "memory") for root in (OLD, OLD, NEW)]
+
+
+class Versions:
+    """A transport's way for one engine to catch up: the scripted engine then holds the version."""
+
+    def __init__(self, *engines: ScriptedEngine) -> None:
+        self.engines, self.loaded = {engine.engine_id: engine for engine in engines}, []
+
+    async def catch_up(self, version: WeightVersion, engine: EngineClient, deadline_s: float) -> Any:
+        self.loaded.append((engine.engine_id, version.counter))
+        scripted = self.engines[engine.engine_id]
+        scripted.label, scripted.root = version.label, version.root
+        return await engine.attest(deadline_s)
+
+
+def test_dedicated_engines_load_what_is_evaluated_and_serve_nothing_else() -> None:
+    async def use(one: ScriptedEngine, two: ScriptedEngine) -> Any:
+        transport: Any = Versions(one, two)
+        engines = DedicatedEngines(Following(transport, RealClock(), 1.0))
+        with pytest.raises(DeadlineExceeded, match="an engine that evaluates to be up"):
+            await engines.serve(WeightVersion(0, 1, NEW))
+        one.root = two.root = OLD
+        engines.joins(judge(one))
+        engines.joins(judge(two))
+        await engines.serve(WeightVersion(0, 0, OLD))
+        assert transport.loaded == [], "they were started with it"
+        assert one.label == two.label == WeightVersion(0, 0, OLD).label
+        await engines.serve(WeightVersion(0, 2, NEW))
+        assert [client.engine_id for client in engines.routable()] == ["judge-0", "judge-1"]
+        engines.lost("judge-0")
+        assert [client.engine_id for client in engines.routable()] == ["judge-1"]
+        two.script("/weight_version", Answer(500), Answer(500))
+        with pytest.raises(EngineError):
+            await engines.serve(WeightVersion(0, 3, OLD))
+        with pytest.raises(WeightError):
+            engines.routable()
+        return transport.loaded
+
+    assert on(use) == [("judge-0", 2), ("judge-1", 2)]
+
+
+SAMPLE = TrainSample("g", (5, 6), (7, 8, 9), (-1.0,) * 3, (1, 0, 1), (1.0,) * 3)
+
+
+def test_every_sample_that_trains_gets_the_references_log_probs() -> None:
+    """An engine that is busy or gone is no end of it; an answer of other tokens is."""
+
+    async def use(one: ScriptedEngine, two: ScriptedEngine) -> Any:
+        def scored(body: dict[str, Any]) -> Any:
+            ids, start = body["input_ids"], body["logprob_start_len"]
+            rows = [[None if at == start else -float(at), ids[at], None] for at in range(start, len(ids))]
+            return {"text": "", "meta_info": {"input_token_logprobs": rows}}
+
+        one.on_generate = two.on_generate = scored
+        one.script("/generate", Answer(503))
+        two.script("/generate", Answer(ending="reset"))
+        engines = [judge(one), judge(two)]
+        reference = Reference(Models({"judge": lambda: engines}), "judge", RealClock(), 5.0)
+        masked = replace(SAMPLE, loss_mask=(0, 0, 0))
+        batch = await reference.scored(TrainBatch(0, "v", (SAMPLE, masked, replace(SAMPLE, prompt_ids=(5,)))))
+        two.on_generate = one.on_generate = lambda body: {
+            "meta_info": {"input_token_logprobs": [[None, 6, None], [-1.0, 4, None]]}
+        }
+        with pytest.raises(EngineError, match="0 good ones of 3 log-probs"):
+            await reference.scored(batch)
+        return [sample.reference for sample in batch.samples]
+
+    assert on(use) == [(-2.0, -3.0, -4.0), (), (-1.0, -2.0, -3.0)]
