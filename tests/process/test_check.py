@@ -102,9 +102,10 @@ def test_a_healthy_deployment_proves_every_line(site: Site, looked: Any) -> None
 
 
 def test_a_group_comes_together_and_leaves_nothing(site: Site, looked: Any) -> None:
-    for _ in range(2):  # the engines left the group of the first
-        status, lines = looked(site.urls, "--update-weight-transport", "group", "--no-update-weight-disk-dir")
-        assert status == 0 and "2 engines joined" in lines["process group"]["findings"][0]["how"], lines
+    status, lines = looked(site.urls, "--update-weight-transport", "group", "--no-update-weight-disk-dir")
+    assert status == 0 and "2 engines joined" in lines["process group"]["findings"][0]["how"], lines
+    status, said = site.engine.call("/destroy_weights_update_group", {"group_name": "other"})
+    assert status == 400 and said["message"].endswith("it is in []")
 
 
 def place(url: str) -> str:
