@@ -6,6 +6,7 @@ whatever values are known to be valid; a rule that needs one that isn't known en
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -346,6 +347,17 @@ def restarts_are_used(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--engine-restarts", str(c.engine_restarts), reason, "give --use-fault-tolerance")
 
 
+def engines_may_linger(c: RunConfig) -> Iterator[Fault]:
+    if not c.engine_linger:
+        return
+    if c.engine == "sglang":
+        reason = "an SGLang ends with the controller that started it"
+        yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
+    elif not hasattr(os, "pidfd_open"):
+        reason = "only Linux tells an engine of the end of a process that did not start it"
+        yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
+
+
 def _near_divisors(total: int, wanted: int) -> str:
     divisors = [d for d in range(1, total + 1) if total % d == 0]
     below = [d for d in divisors if d < wanted][-1:]
@@ -394,5 +406,6 @@ CHECKS: tuple[Check, ...] = (
     learning_rate_plan,
     deterministic_threads,
     restarts_are_used,
+    engines_may_linger,
     *FILE_CHECKS,
 )

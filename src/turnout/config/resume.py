@@ -36,6 +36,7 @@ MAY_DIFFER = frozenset(
             "rollout_health_check_first_wait",
             "use_fault_tolerance",
             "engine_restarts",
+            "engine_linger",
             "update_weight_retries",
         ),
         *("train_step_timeout_s", "update_weight_timeout_s", "rollout_request_timeout_s", "reward_timeout_s"),

@@ -56,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--ready-file", type=Path, help="gets url, pid and engine id once the engine serves")
     build.add_argument("--detached", action="store_true", help="outlive the parent process")
     build.add_argument("--parent-pid", type=int, help="end when this process is no longer the parent")
+    build.add_argument(
+        "--linger-s",
+        type=float,
+        default=0.0,
+        help="outlive it for so long, for another one to adopt this engine",
+    )
     return build
 
 
@@ -81,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault(name, value)  # read once, when libgomp is loaded with torch
     from turnout.engine.main import Lifetime, run_engine  # noqa: PLC0415 - torch only after the flags are right
 
-    return run_engine(settings, Lifetime(arguments.ready_file, arguments.detached, arguments.parent_pid))
+    given = arguments
+    return run_engine(settings, Lifetime(given.ready_file, given.detached, given.parent_pid, given.linger_s))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import time
 from collections.abc import Awaitable
 from typing import Any
 
 from aiohttp import web
 
-from turnout.core.errors import EngineBusy, UserError, WeightError
+from turnout.core.errors import EngineBusy, Fault, UserError, WeightError
 from turnout.engine.loop import ComputeThread
+from turnout.engine.parent import Owner
 from turnout.engine.requests import parse_abort, parse_object, parse_pause, parse_timeout
 
 CONTROL_BODY_MAX = 1 << 20
@@ -92,6 +94,30 @@ class Control(ControlCalls):
                 )
             await asyncio.sleep(FLUSH_POLL_S)
         return web.Response(text="cache flushed\n")
+
+
+class Adoption(ControlCalls):
+    """A run that goes on takes over the engines that its killed controller left."""
+
+    def __init__(self, compute: ComputeThread, owner: Owner) -> None:
+        super().__init__(compute)
+        self._owner = owner
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/adopt", self.adopt)]
+
+    async def adopt(self, request: web.Request) -> web.Response:
+        """Belongs to the process `pid` of this machine from now on; what the one before had asked for ends."""
+        pid = (await self.row(request)).get("pid")
+        if not self._owner.linger_s:
+            raise UserError(Fault("pid", str(pid), "this engine ends with the process that started it"))
+        try:
+            self._owner.adopt(int(pid))  # type: ignore[arg-type]
+        except (ProcessLookupError, TypeError, ValueError, OverflowError):
+            raise UserError(Fault("pid", str(pid), "there is no such process")) from None
+        await self.compute.do(lambda c: c.abort_all("its controller ended"), COMMAND_DEADLINE_S)
+        await self.compute.do(lambda c: c.resume(), COMMAND_DEADLINE_S)
+        return web.json_response({"engine_id": self.settings.engine_id, "pid": os.getpid()})
 
 
 async def told(work: Awaitable[dict[str, Any]]) -> web.Response:

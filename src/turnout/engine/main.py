@@ -2,7 +2,8 @@
 
 Promises: the port is bound and `ready_file` written (atomically: {"url", "pid", "engine_id"}, and the bootstrap
 port of a prefill engine) only when the engine serves; SIGTERM and SIGINT end it within STOP_DEADLINE_S with
-status 0; unless detached it ends when its parent does, so that no engine outlives a run that was killed.
+status 0; unless detached it ends when its parent does, or `linger_s` later, so that no engine outlives a run that
+was killed and does not go on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aiohttp import web
 
 from turnout.core.errors import TurnoutError
 from turnout.engine.loop import ComputeThread
-from turnout.engine.parent import die_with
+from turnout.engine.parent import Owner
 from turnout.engine.server import Server
 from turnout.engine.settings import EngineSettings
 from turnout.native.loader import path_taken
@@ -30,20 +31,25 @@ STOP_DEADLINE_S = 10.0
 
 @dataclass(frozen=True)
 class Lifetime:
-    """How long an engine lives. `parent_pid` is who started it, None: whoever is the parent right now."""
+    """How long an engine lives. `parent_pid` is who started it, None: whoever is the parent right now; `linger_s`:
+    how long it waits for another owner once that one has ended."""
 
     ready_file: Path | None = None
     detached: bool = False
     parent_pid: int | None = None
+    linger_s: float = 0.0
+
+    def owner(self) -> Owner:
+        parent = os.getppid() if self.parent_pid is None else self.parent_pid
+        return Owner(0 if self.detached else parent, self.linger_s)
 
 
 def run_engine(settings: EngineSettings, lifetime: Lifetime | None = None) -> int:
     """Serves until told to stop; returns the exit status."""
     lifetime = lifetime if lifetime is not None else Lifetime()
-    if not lifetime.detached:
-        die_with(lifetime.parent_pid if lifetime.parent_pid is not None else os.getppid())
+    owner = lifetime.owner()
     try:
-        asyncio.run(_serve(settings, lifetime.ready_file))
+        asyncio.run(_serve(settings, lifetime.ready_file, owner))
     except TurnoutError as fault:
         log.error("engine %s: %s", settings.engine_id, fault)
         return fault.exit_status
@@ -55,7 +61,7 @@ def run_engine(settings: EngineSettings, lifetime: Lifetime | None = None) -> in
     return 0
 
 
-async def _serve(settings: EngineSettings, ready_file: Path | None) -> None:
+async def _serve(settings: EngineSettings, ready_file: Path | None, owner: Owner) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,7 +69,7 @@ async def _serve(settings: EngineSettings, ready_file: Path | None) -> None:
     compute = ComputeThread(settings)
     await compute.start()
     log.info("engine %s: %s", settings.engine_id, path_taken())
-    server = Server(compute)
+    server = Server(compute, owner)
     # handler_cancellation: a client that goes away cancels its handler, which aborts its request
     runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()

@@ -1,4 +1,4 @@
-"""A process that must not outlive the one that started it.
+"""A process that must not outlive the one that it belongs to, or only for a while.
 
 PR_SET_PDEATHSIG follows the *thread* that started the process: spawn from a thread that stays.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -31,3 +32,33 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="turnout-parent-watch", daemon=True).start()
+
+
+class Owner:
+    """Who this process belongs to. It ends `linger_s` after its owner has, unless another process adopts it before;
+    0: with its owner, which nobody can take over. `pid` 0: it belongs to nobody, and stays."""
+
+    def __init__(self, pid: int, linger_s: float = 0.0) -> None:
+        self.linger_s = linger_s
+        self._handle: int | None = None
+        if pid and linger_s:
+            with contextlib.suppress(ProcessLookupError):  # gone already: the time begins
+                self._handle = os.pidfd_open(pid)
+            threading.Thread(target=self._watch, name="turnout-owner-watch", daemon=True).start()
+        elif pid:
+            die_with(pid)
+
+    def adopt(self, pid: int) -> None:
+        """From now on this process belongs to that one; raises ProcessLookupError where there is none."""
+        before, self._handle = self._handle, os.pidfd_open(pid)
+        if before is not None:
+            os.close(before)
+
+    def _watch(self) -> None:
+        gone = 0.0  # since when there is no owner
+        while not gone or time.monotonic() - gone < self.linger_s:
+            time.sleep(min(PARENT_POLL_S, self.linger_s))
+            handle = self._handle
+            owned = handle is not None and not select.select([handle], [], [], 0)[0]
+            gone = 0.0 if owned else gone or time.monotonic()
+        os._exit(1)

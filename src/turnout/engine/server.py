@@ -17,13 +17,14 @@ from aiohttp import web
 
 from turnout import __version__
 from turnout.core.errors import EngineBusy, TurnoutError, UserError, VersionUnmet
-from turnout.engine.control import Control, ControlCalls
+from turnout.engine.control import Adoption, Control, ControlCalls
 from turnout.engine.events import send_events
 from turnout.engine.folder_probe import FolderProbe
 from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
 from turnout.engine.parallel import ParallelRunner
+from turnout.engine.parent import Owner
 from turnout.engine.pd import Disaggregation
 from turnout.engine.replies import generate_events, reply_row
 from turnout.engine.reports import Reports
@@ -45,12 +46,13 @@ ERROR_TYPES = {401: "authentication_error", 409: "version_unmet", 429: "rate_lim
 class Server:
     """Handlers of one engine's data and information calls."""
 
-    def __init__(self, compute: ComputeThread) -> None:
+    def __init__(self, compute: ComputeThread, owner: Owner | None = None) -> None:
         self.compute, self.settings = compute, compute.settings
         self.pair = Disaggregation(compute)
         self.updates = UpdateCalls(compute)
         weights = WeightCalls(compute, self.updates.updates)
-        self.controls = (Control(compute), self.updates, weights, FolderProbe(compute))
+        adoption = Adoption(compute, Owner(0) if owner is None else owner)
+        self.controls = (Control(compute), self.updates, weights, FolderProbe(compute), adoption)
         self.started = time.time()
 
     def app(self) -> web.Application:

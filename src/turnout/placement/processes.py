@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import select
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,24 +86,60 @@ class ChildProcess:
         """Waits for the end of the child and says how it ended, with the last line of its log."""
         code = await self._process.wait()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return f"process {self.pid} of {self.name} ended: {how}{self._last_words()}"
+        return f"process {self.pid} of {self.name} ended: {how}{last_words(self.log)}"
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to the group, SIGKILL after `grace_s`; returns when the child is reaped."""
         if self.alive:
-            self._signal(signal.SIGTERM)
+            signal_group(self.pid, signal.SIGTERM)
             with contextlib.suppress(DeadlineExceeded):
                 await self._clock.within(grace_s, f"{self.name} to stop", self._process.wait())
-        self._signal(signal.SIGKILL)  # also what the child may have left in its group
+        signal_group(self.pid, signal.SIGKILL)  # also what the child may have left in its group
         await self._process.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
 
-    def _last_words(self) -> str:
+class FoundProcess:
+    """A process that another one had started, the leader of its group; used as a ChildProcess."""
+
+    def __init__(self, name: str, pid: int, log: Path, clock: Clock) -> None:
+        """Raises ProcessLookupError where there is none."""
+        self.name, self.pid, self.log, self._clock = name, pid, log, clock
+        self._handle = os.pidfd_open(pid)
+
+    @property
+    def alive(self) -> bool:
+        return not select.select([self._handle], [], [], 0)[0]
+
+    async def ended(self) -> str:
+        """Waits for its end; how it ended only its parent is told."""
+        loop, ends = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._handle, ends.set)
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return f"; its log {self.log} ends: {lines[-1][:300]}" if lines else ""
+            await ends.wait()
+        finally:
+            loop.remove_reader(self._handle)
+        return f"process {self.pid} of {self.name} ended{last_words(self.log)}"
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM to the group, SIGKILL after `grace_s`; returns when it has ended."""
+        if self.alive:
+            signal_group(self.pid, signal.SIGTERM)
+            with contextlib.suppress(DeadlineExceeded):
+                await self._clock.within(grace_s, f"{self.name} to stop", self.ended())
+        if self.alive:
+            signal_group(self.pid, signal.SIGKILL)
+            await self.ended()
+
+
+def signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log, for the error that tells of an end; empty where there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f"; its log {log} ends: {lines[-1][:300]}" if lines else ""

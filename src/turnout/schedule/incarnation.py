@@ -59,6 +59,7 @@ from turnout.schedule.weight_plane import (
 from turnout.serving.client import EngineClient
 from turnout.serving.external import ExternalEngines
 from turnout.serving.launcher import Engine, launch
+from turnout.serving.left_behind import end_left_behind, taken_over
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.transfer.transport import Transport
@@ -103,7 +104,9 @@ async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan:
     if plan.program is Program.SGLANG:
         engine = await launch_sglang(wiring.sglang_launch(config, plan, model, folders[0]), run.clock)
     else:
-        engine = await launch(wiring.engine_launch(config, plan, model, folders), run.clock)
+        spec = wiring.engine_launch(config, plan, model, folders)
+        found = None if run.beginning.checkpoint is None else await taken_over(spec, run.clock)
+        engine = await launch(spec, run.clock) if found is None else found
     engine.client.plan = plan
     return engine
 
@@ -185,7 +188,7 @@ class Incarnation:
         assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
         with self._phases("start"):
             expected = await updater.checksums(trainer.export, self.config.train_step_timeout_s)
-            await updater.adopt(base, ATTEST_DEADLINE_S, expected)
+            await updater.adopt(base, ATTEST_DEADLINE_S, expected, kept=self._engines.kept)
             await load_weights(self._beginning, trainer)
         first = self._beginning.step
         if self.paths.resumed:
@@ -234,7 +237,11 @@ class Incarnation:
             await self._engines.router.check()
         self.paths.weights.mkdir(parents=True, exist_ok=True)
         settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
-        engines = self._engines.begin(beginning_roster(config), config.engines_needed)
+        plans = beginning_roster(config)
+        keep = self._beginning.checkpoint is not None  # else they would need the weights of the beginning
+        wanted = frozenset(plan.engine_id for plan in plans if keep)
+        await end_left_behind(self.paths.engines, self._clock, wanted)
+        engines = self._engines.begin(plans, config.engines_needed)
         with self._phases("start"):
             results = await asyncio.gather(trainer.start(settings), engines, return_exceptions=True)
         for result in results:

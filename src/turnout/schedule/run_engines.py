@@ -113,6 +113,11 @@ class RunEngines:
             self._engines[name].client for name, plan in plans if not plan.updated and name in self._engines
         ]
 
+    @property
+    def kept(self) -> frozenset[str]:
+        """Those that the controller before this one started."""
+        return frozenset(name for name, engine in self._engines.items() if engine.kept)
+
     def views(self) -> tuple[EngineView, ...]:
         return tuple(self._view(name) for name in self._plans)
 

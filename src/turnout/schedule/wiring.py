@@ -69,6 +69,7 @@ def engine_launch(
         "--allowed-root": weights.resolve(),
         "--digest-audit-interval": config.digest_audit_interval,
         "--parent-pid": os.getpid(),
+        "--linger-s": config.engine_linger,
     }
     if plan.worker_type is not WorkerType.REGULAR:
         flags |= {

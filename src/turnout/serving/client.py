@@ -195,6 +195,10 @@ class EngineClient:
         except EngineRefused:
             return await self._call(f"/get_{name}", None, "discovery", deadline_s)
 
+    async def adopt(self, pid: int, deadline_s: float) -> None:
+        """Has an engine of ours belong to that process, and end what another one had asked for."""
+        await self.control("/adopt", {"pid": pid}, deadline_s)
+
     async def attest(self, deadline_s: float) -> Attestation:
         """What the engine's live weights are (GET /weight_version, ours)."""
         row = await self._call("/weight_version", None, "attest", deadline_s)

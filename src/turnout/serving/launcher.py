@@ -55,10 +55,10 @@ class Process(Protocol):
 
 
 class Engine:
-    """A running engine: its process and its client."""
+    """A running engine: its process and its client. `kept`: the controller before this one started it."""
 
-    def __init__(self, process: Process, client: EngineClient) -> None:
-        self.process, self.client = process, client
+    def __init__(self, process: Process, client: EngineClient, kept: bool = False) -> None:
+        self.process, self.client, self.kept = process, client, kept
 
     @property
     def engine_id(self) -> str:
@@ -69,11 +69,25 @@ class Engine:
         await self.process.stop(STOP_GRACE_S)
 
 
+def command_of(spec: EngineLaunch) -> tuple[Path, tuple[str, ...]]:
+    """The ready file of an engine, and the command that starts it."""
+    ready = spec.folder / f"{spec.engine_id}.ready.json"
+    return ready, (sys.executable, "-m", "turnout.engine", *spec.arguments, "--ready-file", str(ready))
+
+
+def client_of(spec: EngineLaunch, ready: Path, clock: Clock) -> EngineClient:
+    """Of an engine that serves, by its ready file."""
+    told = json.loads(ready.read_text())
+    address = parse_address(told["url"], "engine")
+    client = EngineClient(spec.engine_id, address, clock, Access(admin_key=spec.token))
+    client.bootstrap_port = told.get("disaggregation_bootstrap_port")
+    return client
+
+
 async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
     """Starts the engine; raises EngineDead or EngineError, with nothing left running, where it can't serve."""
-    ready = spec.folder / f"{spec.engine_id}.ready.json"
+    ready, command = command_of(spec)
     ready.unlink(missing_ok=True)
-    command = (sys.executable, "-m", "turnout.engine", *spec.arguments, "--ready-file", str(ready))
     process = await ChildProcess.start(
         f"engine {spec.engine_id}",
         command,
@@ -83,10 +97,7 @@ async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
     )
     try:
         await _appears(process, ready, spec, clock)
-        told = json.loads(ready.read_text())
-        address = parse_address(told["url"], "engine")
-        client = EngineClient(spec.engine_id, address, clock, Access(admin_key=spec.token))
-        client.bootstrap_port = told.get("disaggregation_bootstrap_port")
+        client = client_of(spec, ready, clock)
     except BaseException:
         await process.stop(STOP_GRACE_S)
         raise

@@ -8,7 +8,7 @@ unless that was asked for (`trust_label`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,15 +71,18 @@ class Updater:
         deadline_s: float,
         expected: Expected | None = None,
         train_step: int = 0,
+        kept: Collection[str] = (),
     ) -> None:
         """Makes weights that the trainer holds the current version, after every engine has attested them: as it
         loaded them at its start or, where the transport keeps that version, after it loaded it now. Raises
         WeightError that names the engine otherwise. `expected` are the checksums of the trainer's weights where
-        there are stock engines."""
+        there are stock engines. Those that are `kept` hold weights of an earlier incarnation: nothing is asked of
+        them, and none of them, before the update that must follow."""
         held = Held(base, train_step)
+        fresh = {name: engine for name, engine in self.fleet.engines.items() if name not in kept}
         self._expected = {} if expected is None else expected
         lives = dict(self.fleet.lives)
-        for engine in self.fleet.engines.values():
+        for engine in fresh.values():
             found = await self._caught_up(engine, held, deadline_s)
             if found.root != base.root:
                 raise WeightError(
@@ -88,9 +91,10 @@ class Updater:
                 )
         if lives != self.fleet.lives:
             raise WeightError("an engine ended while the base version was attested")
-        self.events.emit(VersionCommitted(base.label))
+        if fresh:
+            self.events.emit(VersionCommitted(base.label))
         self.fleet.current = held
-        for name in self.fleet.engines:
+        for name in fresh:
             self.fleet.hold(name, held)
 
     def begin(self, export: Export, train_step: int, deadline_s: float) -> Update:

@@ -39,6 +39,7 @@ REFUSED = [
     ([*EXTERNAL, "--min-engines", "2"], "--min-engines", "the run has 1 engines"),
     (["--rollout-external-engine-file", "no/such"], "--rollout-external-engine-file", "no such file"),
     (["--rollout-engine-api-key-env", "X"], "--rollout-engine-api-key-env", "starts its own engines"),
+    ([*STOCK, "--engine-linger", "5"], "--engine-linger", "an SGLang ends with the controller"),
     (["--engine-restarts", "2"], "--engine-restarts", "give --use-fault-tolerance"),
     (["--sglang-device", "cpu"], "--sglang-device", "give --engine sglang"),
     (["--router", "direct", "--router-policy", "random"], "--router-policy", "the run starts no router"),

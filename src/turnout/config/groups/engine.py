@@ -78,6 +78,13 @@ class EngineOptions(Options):
         unit="restarts",
         ge=1,
     )
+    engine_linger: float = option(
+        0.0,
+        "How long embedded engines outlive a controller that was killed. A run that goes on by then takes them "
+        "over as they are: they load its weights and attest them before they serve.",
+        unit="seconds",
+        ge=0,
+    )
     sglang_python: str | None = option(
         None,
         "Python of an environment that has SGLang; --engine sglang runs `sglang.launch_server` with it.",
