@@ -6,10 +6,10 @@ whatever values are known to be valid; a rule that needs one that isn't known en
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from turnout.config.check_engines import ENGINE_CHECKS, deterministic_threads, step_holds_decodes
 from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
@@ -155,16 +155,6 @@ def sequence_fits(c: RunConfig) -> Iterator[Fault]:
         if limit < need:
             reason = f"{what} of up to {need} tokens (prompt and response) doesn't fit"
             yield Fault(flag, str(limit), reason, f"give at least {need}")
-
-
-def step_holds_decodes(c: RunConfig) -> Iterator[Fault]:
-    if c.engine_step_tokens < c.engine_max_running_requests:
-        reason = (
-            f"each of --engine-max-running-requests {c.engine_max_running_requests} decodes one token a step"
-        )
-        yield Fault(
-            "--engine-step-tokens", str(c.engine_step_tokens), reason, "raise it, or lower the requests"
-        )
 
 
 def one_reward(c: RunConfig) -> Iterator[Fault]:
@@ -331,33 +321,6 @@ def learning_rate_plan(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--lr-warmup-iters", str(c.lr_warmup_iters), reason, f"give at most {total - 1}")
 
 
-def deterministic_threads(c: RunConfig) -> Iterator[Fault]:
-    """With one thread a row of a matrix product depends neither on the batch nor on the split of work."""
-    if not c.deterministic:
-        return
-    for flag, value in (("--engine-threads", c.engine_threads), ("--trainer-threads", c.trainer_threads)):
-        if value != 1:
-            shown = "" if value is None else str(value)
-            yield Fault(flag, shown, "--deterministic requires one thread", f"give {flag} 1")
-
-
-def restarts_are_used(c: RunConfig) -> Iterator[Fault]:
-    if c.engine_restarts is not None and not c.use_fault_tolerance:
-        reason = "no engine is started again"
-        yield Fault("--engine-restarts", str(c.engine_restarts), reason, "give --use-fault-tolerance")
-
-
-def engines_may_linger(c: RunConfig) -> Iterator[Fault]:
-    if not c.engine_linger:
-        return
-    if c.engine == "sglang":
-        reason = "an SGLang ends with the controller that started it"
-        yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
-    elif not hasattr(os, "pidfd_open"):
-        reason = "only Linux tells an engine of the end of a process that did not start it"
-        yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
-
-
 def _near_divisors(total: int, wanted: int) -> str:
     divisors = [d for d in range(1, total + 1) if total % d == 0]
     below = [d for d in divisors if d < wanted][-1:]
@@ -374,6 +337,7 @@ def groups_fit(c: RunConfig) -> Iterator[Fault]:
 
 
 CHECKS: tuple[Check, ...] = (
+    *ENGINE_CHECKS,
     *SGLANG_CHECKS,
     *EXTERNAL_CHECKS,
     *TOPOLOGY_CHECKS,
@@ -389,7 +353,6 @@ CHECKS: tuple[Check, ...] = (
     prompt_leaves_room,
     response_range,
     sequence_fits,
-    step_holds_decodes,
     one_reward,
     group_reward_is_whole,
     filter_is_on,
@@ -404,8 +367,5 @@ CHECKS: tuple[Check, ...] = (
     kl_is_used,
     reference_is_one,
     learning_rate_plan,
-    deterministic_threads,
-    restarts_are_used,
-    engines_may_linger,
     *FILE_CHECKS,
 )
