@@ -16,6 +16,7 @@ from turnout.config.refusals import RENAMED
 SHAPE = "the model's shape is read from --hf-checkpoint"
 PACKED = "batches are packed by --max-tokens-per-gpu"
 ONE_TRAINER = "the trainer is one process"
+GOES_ON = "what --save names; a run in --run-dir goes on with it by itself"
 PRECISION = "master weights, gradients and optimizer state are float32, attention's softmax as well"
 ITS_OWN = "the trainer has one implementation of it"
 
@@ -121,9 +122,16 @@ def translated(argv: Sequence[str]) -> Translated:
     found, at = Translated(), 0
     while at < len(argv):
         end = next((i for i in range(at + 1, len(argv)) if argv[i].startswith("--")), len(argv))
-        _flag(found, argv[at], list(argv[at + 1 : end]))
+        if argv[at] == "--load" and ["--save", *argv[at + 1 : end]] in _pairs(argv):
+            found.ignored.setdefault(GOES_ON, []).append("--load")
+        else:
+            _flag(found, argv[at], list(argv[at + 1 : end]))
         at = end
     return found
+
+
+def _pairs(argv: Sequence[str]) -> list[list[str]]:
+    return [list(argv[at : at + 2]) for at in range(len(argv) - 1)]
 
 
 def reason_to_ignore(name: str, values: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from turnout.config.refusals import ELSEWHERE, RENAMED, entry_of, not_yet
 from turnout.config.run_config import specs
-from turnout.config.slime import IGNORED, NAMED, NEUTRAL, SWITCHES, VALUES
+from turnout.config.slime import GOES_ON, IGNORED, NAMED, NEUTRAL, SWITCHES, VALUES
 
 # By topic: flags of slime's own parser, of the two documents that this program began with, and of Megatron as
 # far as slime's scripts give them.
@@ -75,6 +75,8 @@ FLAGS: dict[str, str] = {
 
 # What differs where the name is the same.
 NOTES: dict[str, str] = {
+    "actor_num_nodes": "1 only, the trainer is one process",
+    "actor_num_gpus_per_node": "1 only, the trainer is one process",
     "update_weight_transport": "the default is `disk`",
     "update_weight_encoding": "the default is `packed`; `indices`, `deltas` and `deltas_zstd` are there too",
     "update_weight_disk_keep_files": "the two newest versions are kept without it",
@@ -140,6 +142,8 @@ def fate(name: str) -> str:
     else:
         raise KeyError(name)
     kept = [*(f"`{value}` is `{ours}`" for (flag, value), ours in SWITCHES.items() if flag == name)]
+    if name == "load":
+        kept.append(f"that of --save is ignored: {GOES_ON}")
     if name in NEUTRAL:
         values, reason = NEUTRAL[name]
         kept.append(f"`{' '.join(values)}` is ignored: {reason}")

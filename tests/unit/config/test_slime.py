@@ -95,13 +95,14 @@ def test_values_with_another_name() -> None:
         assert read(flag_of(name), value)[0].values == {ours[2:].replace("-", "_"): True}
     assert read("--eval-prompt-data", "aime", "x.jsonl")[0].values == {"eval_prompt_data": "x.jsonl"}
     assert read("--entropy-coef", "0.00", "--kl-coef=0")[0].faults == []
+    assert read("--load", "other", "--save", "saved")[0].faults[0].where == "--load"
 
 
 SCRIPT = """
     --swiglu --num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --group-query-attention
     --num-query-groups 2 --use-rotary-position-embeddings --disable-bias-linear --normalization RMSNorm
     --norm-epsilon 1e-6 --rotary-base 1000000 --vocab-size 320 --kv-channels 16 --qk-layernorm
-    --hf-checkpoint model --ref-load model --save saved --save-interval 20
+    --hf-checkpoint model --ref-load model --load saved --save saved --save-interval 20
     --prompt-data train.jsonl --input-key input --label-key label --apply-chat-template --rollout-shuffle
     --rm-type math --num-rollout 300 --rollout-batch-size 32 --n-samples-per-prompt 8
     --rollout-max-response-len 512 --rollout-temperature 0.8 --global-batch-size 256 --balance-data
