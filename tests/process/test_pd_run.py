@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.held_reward import VARIABLE
 from tests.process.run_process import ROOT, ended, events, gone_within, of_kind, start, train, wait_for
+from tests.process.test_router import installed
 
 PREFILL, DECODE = "actor.prefill1-0", "actor.decode2-0"
 
@@ -50,15 +51,22 @@ def test_a_run_on_a_pair_is_that_of_one_engine_bit_for_bit(tmp_path: Path) -> No
         "1",
     )
     halves = ("--sglang-config", str(groups_file(tmp_path, 1, 1)))
+    runs: dict[str, tuple[str, ...]] = {"pair": halves, "whole": ()}
+    if installed("smg"):
+        runs["routed"] = (*halves, "--router", "smg")
     digests: list[str] = []
-    for name, more in (("pair", halves), ("whole", ())):
+    for name, more in runs.items():
         status, _, err = train(tmp_path / name, *words, *more)
         assert status == 0, err
         summary_of(tmp_path / name)
         digests.append(of_kind(tmp_path / name, "VersionPublished")[-1]["root"])
-    assert digests[0] == digests[1]
-    for runs in engines_of(tmp_path / "pair"):
-        assert [name for _, name in runs] in ([PREFILL, DECODE], [PREFILL]) and runs[0][0] == 1
+    assert len(set(digests)) == 1
+    for name, first in (
+        ("pair", PREFILL),
+        ("routed", "router"),
+    ):  # a router does not say who computed the prompt
+        for made in engines_of(tmp_path / name) if name in runs else ():
+            assert [engine for _, engine in made] in ([first, DECODE], [first]) and made[0][0] == 1
     last = of_kind(tmp_path / "pair", "VersionPublished")[-1]["version"]
     proved = {
         row["engine"] for row in of_kind(tmp_path / "pair", "VersionAttested") if row["version"] == last

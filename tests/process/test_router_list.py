@@ -23,7 +23,7 @@ from turnout.schedule.run_router import RouterPlan, RunRouter
 from turnout.serving.router_client import RouterRoute, Worker
 from turnout.serving.router_launcher import RouterLaunch, launch_router
 from turnout.transfer.fleet import Fleet
-from turnout.weights.routing import Held, Standing
+from turnout.weights.routing import Held
 
 CLOCK = RealClock()
 HELD = Held(WeightVersion(1, 3, "ab" * 16), 0)
@@ -210,18 +210,6 @@ def test_a_router_of_somebody_else_keeps_what_others_put_there(kind: str, tmp_pa
             await theirs.stop()
 
     run(work)
-
-
-def test_tokens_that_nobody_is_named_for_stand_as_with_all_engines(tmp_path: Path) -> None:
-    made = World("smg", tmp_path, [ScriptedEngine("e0"), ScriptedEngine("e1")])
-    from turnout.schedule.router_list import RouterList
-
-    members = RouterList("router", "run-a", made.fleet)
-    made.fleet.hold("e0", HELD)
-    assert members.standing(LABEL, "e0") is Standing.COMMITTED
-    assert members.standing(LABEL, "router") is Standing.VOID
-    made.fleet.hold("e1", HELD)
-    assert members.standing(LABEL, "router") is Standing.COMMITTED
 
 
 @needs("smg")
