@@ -95,8 +95,10 @@ def test_engines_are_behind_a_router_while_they_hold_a_committed_version(kind: s
         async with world(kind, tmp_path) as made:
             with pytest.raises(WeightError, match="no engines yet"):
                 made.router.members.routable()
+            assert made.router.serving() == []
             made.fleet.hold("e0", HELD)
             route = await made.until("e0")
+            assert made.router.serving() == [route], "custom functions ask the router too"
             items = await streamed(route, request())
             assert isinstance(items[0], PartialReply) and items[0].engine_id == "e0"
             assert items[-1].output_ids == tuple(reply(3, LABEL, 5)["output_ids"])

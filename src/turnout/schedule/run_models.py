@@ -7,7 +7,7 @@ did.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from turnout.config.run_config import RunConfig
@@ -84,7 +84,9 @@ class RunModels:
         else:
             await self._frozen.joins(engine)
 
-    def _actors(self) -> list[EngineClient]:
+    def _actors(self) -> Sequence[EngineClient]:
+        if self._engines.router is not None:
+            return self._engines.router.serving()
         return [engine for engine in self._engines.updated if engine.holds is not None]
 
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, Fault
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, Fault, WeightError
 from turnout.core.events import RouterLost, RouterReady
 from turnout.core.ports import Clock, EventSink
 from turnout.placement.tasks import first, together
@@ -23,7 +23,7 @@ from turnout.serving.access import OPEN, Access
 from turnout.serving.address import Address, parse_address
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Sign
-from turnout.serving.router_client import RouterClient
+from turnout.serving.router_client import RouterClient, RouterRoute
 from turnout.serving.router_launcher import Router, RouterLaunch, check_arguments, launch_router
 from turnout.transfer.fleet import Fleet
 
@@ -77,6 +77,12 @@ class RunRouter:
         """Starts it, empty; raises EngineError."""
         self.members = RouterList(self._plan.name, self._plan.run, fleet)
         await self._begin()
+
+    def serving(self) -> list[RouterRoute]:
+        """The router, or nothing while it must not be asked."""
+        with contextlib.suppress(WeightError):
+            return self.members.routable()
+        return []
 
     async def watch(self, phase: Callable[[], str], say: Callable[[str], None]) -> None:
         """Keeps the router and its list right until cancelled. Raises EngineDead where it ended too often."""
