@@ -24,7 +24,7 @@ from turnout.serving.checklist.engines import Look
 from turnout.serving.checklist.facts import Deployment, HereFacts, ModelFacts
 from turnout.serving.checklist.folder import Prober
 from turnout.serving.checklist.group import try_group
-from turnout.serving.checklist.here import model_facts, proxies, sglang_findings, store_facts
+from turnout.serving.checklist.here import depot_findings, model_facts, proxies, sglang_findings, store_facts
 from turnout.serving.checklist.lines import Finding, exit_status, failed, proved, refused, render, unknown
 from turnout.serving.checklist.router import own_router, their_router
 from turnout.serving.checklist.verdicts import lines
@@ -94,7 +94,10 @@ async def _deployment(config: RunConfig, deep: bool, deadline_s: float) -> Deplo
         group = await try_group(up, keys, clock, deadline_s)
     programs = await sglang_findings(config, plans, clock)
     routers = await _router(config, clock, deadline_s)
-    here = HereFacts(model, store, visible_gpus(), proxies(os.environ), programs, routers, _others(plans))
+    depot = await depot_findings(config.weight_url, clock, deadline_s)
+    here = HereFacts(
+        model, store, visible_gpus(), proxies(os.environ), programs, routers, _others(plans), depot
+    )
     return Deployment(config, here, plans, engines, group)
 
 

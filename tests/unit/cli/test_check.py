@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.object_store import environment, s3_server
 from turnout.cli.check import command
 from turnout.cli.main import main
+from turnout.weights.object_depot import ObjectDepot
 
 RUN = Path(__file__).parents[3] / "examples" / "tiny.yaml"
 ROOT = Path(__file__).parents[3]
@@ -24,6 +26,22 @@ def test_a_run_of_its_own_engines_is_proved(
     lines = {line["name"]: line["result"] for line in told["lines"]}
     assert lines["weight directory"] == "proved" and "addresses" not in lines
     assert not folder.parent.exists()
+
+
+def test_an_object_store(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A real S3 over HTTP: a bucket that is there keeps nothing of the probe, one that is not fails the line."""
+    monkeypatch.chdir(ROOT)
+    with s3_server() as endpoint:
+        for name, value in environment(endpoint).items():
+            monkeypatch.setenv(name, value)
+        for bucket, result in (("weights", "proved"), ("nowhere", "failed")):
+            url = f"s3://{bucket}/run"
+            command([str(RUN), "--run-dir", str(tmp_path / "run"), "--json", "--update-weight-disk-dir", url])
+            told = json.loads(capsys.readouterr().out)
+            assert {line["name"]: line["result"] for line in told["lines"]}["weight directory"] == result
+        assert ObjectDepot("s3://weights/run").sizes() == {}
 
 
 def test_refused_options_are_the_list(

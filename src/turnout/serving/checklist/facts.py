@@ -43,7 +43,7 @@ class StoreFacts:
 class HereFacts:
     """This machine. `gpus`: how many a process sees, None: not known; `proxies`: names of variables that are set.
     Findings that are made where one looks: `sglang` of --sglang-python, `router` of the router, `others` of the
-    models besides the run's own; each empty where there is none."""
+    models besides the run's own, `depot` of the object store; each empty where there is none."""
 
     model: ModelFacts
     store: StoreFacts
@@ -52,6 +52,7 @@ class HereFacts:
     sglang: tuple[Finding, ...] = ()
     router: tuple[Finding, ...] = ()
     others: tuple[Finding, ...] = ()
+    depot: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)

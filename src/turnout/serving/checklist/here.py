@@ -20,6 +20,7 @@ from turnout.config.run_config import RunConfig
 from turnout.config.sglang_arguments import package_of
 from turnout.core.errors import ConfigError, DeadlineExceeded, WeightError
 from turnout.core.ports import Clock
+from turnout.placement.call_threads import CallThreads
 from turnout.placement.processes import PROXY_VARIABLES
 from turnout.protocol.folder_probe import probe_file
 from turnout.serving.checklist.facts import ModelFacts, StoreFacts
@@ -29,6 +30,7 @@ from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import find_sglang
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
+from turnout.weights.object_depot import ObjectDepot
 
 CHECKED_SGLANG = "0.5.23"
 DIGESTED_BYTES = 16 << 30  # more is read with --deep only
@@ -86,6 +88,25 @@ def _free_bytes(folder: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+async def depot_findings(url: str | None, clock: Clock, deadline_s: float) -> tuple[Finding, ...]:
+    """Whether the object store takes, gives and forgets a nonce. Empty where there is none."""
+    if url is None:
+        return ()
+    try:
+        found = CallThreads("object store").call(lambda: _kept(url))
+        return (await clock.within(deadline_s, "the object store to answer", found),)
+    except (WeightError, DeadlineExceeded) as fault:
+        return (failed(str(fault), url),)
+
+
+def _kept(url: str) -> Finding:
+    depot, key, nonce = ObjectDepot(url), f".turnout-probe-{secrets.token_hex(16)}", secrets.token_hex(16)
+    if not depot.create_once(key, nonce.encode()) or depot.read(key) != nonce.encode():
+        return failed("a nonce that was written does not come back", url)
+    depot.delete([key])
+    return proved("a nonce was written, read and removed", url)
 
 
 async def sglang_findings(

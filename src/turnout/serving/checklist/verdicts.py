@@ -141,6 +141,7 @@ def directory_writable(d: Deployment) -> Iterator[Finding]:
     where = str(store.folder)
     if d.config.update_weight_transport == "disk":
         yield failed(store.fault, where) if store.fault else proved("a file was written and removed", where)
+    yield from d.here.depot
 
 
 def directory_shared(d: Deployment) -> Iterator[Finding]:
