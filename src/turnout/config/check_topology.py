@@ -161,6 +161,13 @@ def halves_run(c: RunConfig) -> Iterator[Fault]:
             yield Fault(group.place, f"num_gpus_per_engine {group.ranks}", reason, "give 1")
 
 
+def halves_are_updated(c: RunConfig) -> Iterator[Fault]:
+    for group in c.groups:
+        if group.worker_type in ("prefill", "decode") and not group.updated:
+            reason = "not yet done: prefill and decode apart of a model that is not updated"
+            yield Fault(group.place, "", reason, "give worker_type: regular")
+
+
 def both_halves_are_needed(c: RunConfig) -> Iterator[Fault]:
     if c.min_engines == 1 and c.in_halves:
         reason = "half of a pair answers nothing: one engine of each half is needed"
@@ -257,6 +264,7 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     one_model_learns,
     overrides_are_known,
     halves_run,
+    halves_are_updated,
     both_halves_are_needed,
     trainer_is_one_process,
     one_machine,

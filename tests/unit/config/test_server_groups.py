@@ -103,6 +103,9 @@ MISTAKES = [
     (PD.replace("decode", "prefill"), [], "model actor: has groups of prefill and none of decode"),
     (PD, [], "group 1 (prefill) = num_gpus_per_engine 2: half of a pair is not served over several ranks"),
     (TWO.replace("regular", "placeholder"), [], "model actor: has no engines"),
+    (TWO + "  - {name: r, model_path: o, server_groups: [{worker_type: prefill, num_gpus: 1}, "
+     "{worker_type: decode, num_gpus: 1, num_gpus_per_engine: 1}]}\n", [],
+     "model r, group 1 (prefill): not yet done: prefill and decode apart of a model that is not updated"),
     (TWO + FROZEN.replace("other", "model"), [], "gets the trainer's weights, here actor, reward"),
     (FROZEN.replace("  - ", "sglang: [", 1)[:-1] + "]", [], "gets the trainer's weights, here none"),
     (TWO.replace("name: actor", "name: actor\n    update_weights: true\n    model_path: other"), [],

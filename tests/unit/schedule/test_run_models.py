@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.scripted_engine import Answer, ScriptedEngine
 from tests.unit.rollout.parts import Log
+from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, WeightError
 from turnout.core.events import ModelAttested
 from turnout.core.types import TrainBatch, TrainSample
@@ -20,6 +22,7 @@ from turnout.rollout.rewards import RewardRunner
 from turnout.schedule.dedicated import DedicatedEngines, Following
 from turnout.schedule.frozen import FrozenModels
 from turnout.schedule.reference import Reference
+from turnout.schedule.run_models import check_models
 from turnout.serving.client import EngineClient
 from turnout.serving.models import Models, model_url
 from turnout.serving.roster import EnginePlan
@@ -178,3 +181,39 @@ def test_every_sample_that_trains_gets_the_references_log_probs() -> None:
         return [sample.reference for sample in batch.samples]
 
     assert on(use) == [(-2.0, -3.0, -4.0), (), (-1.0, -2.0, -3.0)]
+
+
+GROUPS = """
+sglang:
+  - {name: actor, server_groups: [{worker_type: regular, num_gpus: 1}]}
+  - {name: judge, model_path: other, server_groups: [{worker_type: regular, num_gpus: 1}]}
+  - {name: apart, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 1}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ref_model": "judge", "eval_model": "apart"}, ""),
+        (
+            {"ref_model": "actor"},
+            "--ref-model = actor: no engines of a model of this name.* one of judge, apart",
+        ),
+        ({"eval_model": "none"}, "--eval-model = none: no engines of a model of this name"),
+        (
+            {"eval_model": "judge"},
+            "--eval-model = judge: is other, and evaluates versions of m -> leave its model",
+        ),
+        ({"ref_model": "judge", "sglang_config": None}, "give --sglang-config with update_weights: false"),
+    ],
+)
+def test_options_name_models_that_are_there(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    path = tmp_path / "groups.yaml"
+    path.write_text(GROUPS)
+    required = {"hf_checkpoint": "m", "prompt_data": "p", "sglang_config": str(path)}
+    config = RunConfig.model_validate(required | given)
+    if not said:
+        check_models(config)
+        return
+    with pytest.raises(ConfigError, match=said):
+        check_models(config)
