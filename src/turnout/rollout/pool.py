@@ -58,9 +58,10 @@ class RolloutPool:
         return len(self._workers)
 
     def stop(self) -> None:
-        """Nothing is admitted any more, and whoever takes groups gets RunStopped. What is in flight goes on until
-        `close`, which keeps its tokens."""
-        self._stopping = self._workers.held = True
+        """Nothing is admitted any more (in deterministic mode: from the next commit on), and whoever takes groups
+        gets RunStopped. What is in flight goes on until `close`, which keeps its tokens."""
+        self._stopping = True
+        self._workers.held |= not self.plan.deterministic
         self.changed()
 
     async def take(self, count: int) -> Taken:

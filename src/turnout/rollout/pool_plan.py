@@ -34,7 +34,8 @@ class PoolPlan:
     `surplus` groups are sampled beyond those that train (over-sampling). Where rollouts go on beside training
     (`beside`) the rest is cut before new weights are put into place, once the next batch is complete; else when a
     step has its groups. It is kept (`partial`) or dropped. `last_batch`: whether groups at the end of the data
-    that don't fill a batch are to be trained or dropped."""
+    that don't fill a batch are to be trained or dropped. `deterministic`: what a version owes is made by it, also
+    where the run is told to stop meanwhile, so that a run that goes on equals one that nobody stopped."""
 
     per_step: int
     slots: int
@@ -47,6 +48,7 @@ class PoolPlan:
     beside: bool = False
     partial: bool = False
     last_batch: str = "train"
+    deterministic: bool = False
 
     @property
     def drops_cut(self) -> bool:

@@ -324,6 +324,7 @@ def pool_plan(config: RunConfig, steps: int | None) -> PoolPlan:
         beside=config.schedule == "pipelined",
         partial=config.partial_rollout,
         last_batch=config.last_batch,
+        deterministic=config.deterministic,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
 from tests.unit.rollout.parts import NO_LIMITS, Bench, plan, prompts
-from turnout.core.errors import EngineDead, InvariantBroken, NothingToTrain, TrainError
+from turnout.core.errors import EngineDead, InvariantBroken, NothingToTrain, RunStopped, TrainError
 from turnout.core.events import GroupDropped, GroupTaken
 from turnout.core.rng import SeedTree
 from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
@@ -517,3 +517,26 @@ def test_asy_02_epochs_are_repeated_shuffled_anew_to_their_end(
     epochs = [order[at : at + 7] for at in range(0, 21, 7)]
     assert all(sorted(epoch) == [f"p{n}" for n in range(7)] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_a_version_owes_is_made_by_it_also_where_the_run_is_told_to_stop(deterministic: bool) -> None:
+    """A group that the filter drops while the update drains is replaced before the weights change."""
+
+    async def use(bench: Bench, _: ScriptedEngine) -> Any:
+        sampling = PoolPlan(4, 4, 1, None, plan(), limits(), 20.0, deterministic=deterministic)
+        pool = RolloutPool(bench.ports, sampling, 0)
+        pool.release(0, "")
+        pool.changed()
+        taking = asyncio.ensure_future(pool.take(4))
+        await asyncio.sleep(0)  # four groups are admitted
+        pool.stop()
+        await pool.drain()
+        complete = [row.ordinal for row in bench.book.ledger.rows() if row.state == "completed"]
+        with pytest.raises(RunStopped):
+            await taking
+        await pool.close()
+        return complete
+
+    made = on(use, reward=by_prompt({0, 1, 3, 4}))
+    assert made == ([0, 1, 3, 4] if deterministic else [0, 1, 3])
