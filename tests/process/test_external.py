@@ -75,3 +75,5 @@ def test_a_run_on_two_engines_of_somebody_else_and_on_again(tmp_path: Path, star
     assert list(attested(run).values()) == [names] * 3
     assert {row["engine"]: row["pid"] for row in of_kind(run, "EngineReady")} == dict.fromkeys(names)
     assert all(engine.process.poll() is None for engine in engines)
+    whole(run, train(run, *words, "--num-rollout", "3"))
+    assert all(engine.call("/weight_version")[1]["version"].startswith("v") for engine in engines)

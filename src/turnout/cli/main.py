@@ -47,6 +47,9 @@ COMMANDS: dict[str, Command] = {
         "Runs", "tell what became of a run's groups, by its ledger", "turnout.cli.inspect:command"
     ),
     "doctor": Command("Runs", "tell what a run waits for, and why", "turnout.cli.doctor:command"),
+    "engines": Command(
+        "Engines", "list, add and remove the engines of a run that works", "turnout.cli.engines:command"
+    ),
     "serve": Command("Engines", "serve a model over SGLang's HTTP API", "turnout.cli.serve:command"),
     "bench": Command("Engines", "prove that an engine keeps its promises", "turnout.cli.bench:command"),
     "model": Command(

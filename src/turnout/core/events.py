@@ -84,6 +84,15 @@ class RouterLost(Event):
 
 
 @dataclass(frozen=True)
+class EngineRemoved(Event):
+    """The run has this engine no more; `version` is what it attested last."""
+
+    engine: str
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class GroupTaken(Event):
     """A prompt left the source; a slot is charged. `step`: as GroupRow.admitted of turnout.rollout.ledger_rows."""
 

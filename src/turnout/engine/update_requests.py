@@ -95,9 +95,11 @@ def parse_update(row: dict[str, Any], settings: EngineSettings) -> Update:
 
 
 def allowed_folder(folder: Path, settings: EngineSettings) -> bool:
-    """Whether updates may read from a folder, given resolved: under the roots, or anywhere on loopback without."""
+    """Whether updates may read from a folder, given resolved: under the roots, or anywhere on loopback without.
+    The checkpoint that the engine was started with may be read again."""
     roots = [root.resolve() for root in settings.allowed_roots]
-    return any(folder.is_relative_to(root) for root in roots) or (not roots and settings.loopback)
+    known = folder == settings.model_path.resolve() or any(folder.is_relative_to(root) for root in roots)
+    return known or (not roots and settings.loopback)
 
 
 def parse_tensors(row: dict[str, Any]) -> TensorUpdate:

@@ -16,7 +16,7 @@ from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import DeadlineExceeded, EngineDead
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, Fault, WeightError
 from turnout.core.events import EngineLost
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
@@ -31,6 +31,8 @@ from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import About, Written, contents_of
 from turnout.schedule.checkpoints import RunCheckpoints
 from turnout.schedule.control import ControlPlane, World
+from turnout.schedule.engine_changes import EngineChanges, Limits
+from turnout.schedule.engine_requests import AddressFile, EngineRequests
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
 from turnout.schedule.external import beginning_roster
@@ -45,6 +47,7 @@ from turnout.schedule.resume import (
     standing_versions,
 )
 from turnout.schedule.resume_ledger import returning_groups
+from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import Around, RunEngines
 from turnout.schedule.run_models import RunModels
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
@@ -99,7 +102,13 @@ async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan:
     """Starts an engine, or connects to it."""
     config, folders = run.config, (run.paths.engines, run.paths.weights)
     if plan.program is Program.EXTERNAL:
-        return await external.connect(plan, config.engine_start_timeout_s)
+        engine = await external.connect(plan, config.engine_start_timeout_s)
+        try:
+            await check_engines(config, [engine.client])
+        except WeightError as fault:
+            await engine.stop()
+            raise ConfigError(Fault("--update-weight-mode", config.update_weight_mode, str(fault))) from fault
+        return engine
     model = inputs.model if plan.model_path is None else inputs.models[plan.model_path]
     if plan.program is Program.SGLANG:
         engine = await launch_sglang(wiring.sglang_launch(config, plan, model, folders[0]), run.clock)
@@ -195,12 +204,30 @@ class Incarnation:
             interval, policy = self.config.update_weights_interval, Fate(self.config.on_resume)
             plane.restore(returning_groups(plane.book, world.source.prompt, first, interval, policy), first)
         reporter.step_begins()
+        beside = self._beside(updater, reporter)
         started = self._clock.now()
         try:
             restored = self._beginning.checkpoint is not None
             self.outcome.steps_done = await plane.run(base, first, restored)
         finally:
+            for task in beside:
+                task.cancel()
+            for result in await asyncio.gather(*beside, return_exceptions=True):
+                if isinstance(result, Exception):
+                    raise result
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
+
+    def _beside(self, updater: Updater, reporter: RunReporter) -> list[asyncio.Future[None]]:
+        """What changes the engines while the loop runs: commands, and the file of addresses."""
+        config, clock = self.config, self._clock
+        limits = Limits(config.engines_needed, config.update_weight_timeout_s)
+        changes = EngineChanges(self._engines, updater, updater.events, limits)
+        work = [EngineRequests(changes, self.paths.root, clock, self._files).run()]
+        if config.rollout_external_engine_file is not None:
+            kept = {plan.engine_id for plan in roster(config)}
+            file = Path(config.rollout_external_engine_file)
+            work.append(AddressFile(changes, file, kept, clock, reporter.say).run())
+        return [asyncio.ensure_future(one) for one in work]
 
     def _around(self, updater: Updater, models: RunModels, written: Written) -> Around:
         events, reporter, fleet = written.events, written.reporter, updater.fleet

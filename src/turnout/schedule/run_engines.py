@@ -36,8 +36,8 @@ from turnout.schedule.run_router import RunRouter
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
-from turnout.serving.roster import EnginePlan, Program
-from turnout.weights.quorum import Sides, lacking
+from turnout.serving.roster import EnginePlan, Program, sides
+from turnout.weights.quorum import lacking
 
 LAST_WORDS_S = 2.0
 LATE_S = 5.0  # as long all engines are waited for, even where fewer would do
@@ -233,11 +233,14 @@ class RunEngines:
                     lives = self._watches.values()
                     await asyncio.wait(lives, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
                 for name in [name for name, watch in self._watches.items() if watch.done()]:
-                    death, model = self._watches.pop(name).result(), self._plans[name].model
-                    left = [other for other in self._watches if self._plans[other].model == model]
-                    if lacking(left, *care.needed.get(model, (0, ()))):
+                    death, plan = self._watches.pop(name).result(), self._plans[name]
+                    left = [other for other in self._watches if self._plans[other].model == plan.model]
+                    fewest, halves = care.needed.get(plan.model, (0, ()))
+                    if plan.program is Program.EXTERNAL:  # what it does is known since it has answered
+                        halves = sides(client.plan for client in self.updated)
+                    if lacking(left, fewest, halves):
                         raise death
-                    around.lost(death, f"the run goes on with {len(left)} of the model {model!r}")
+                    around.lost(death, f"the run goes on with {len(left)} of the model {plan.model!r}")
             main.result()
         finally:
             self._watched, tasks = None, (main, *self._watches.values())

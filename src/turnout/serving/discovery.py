@@ -59,7 +59,8 @@ class ModelIdentity:
 class EngineInfo:
     """One engine as it says itself. `ours`: an embedded engine, else an SGLang; `program` is its name and version.
     `tp`, `pp`, `dp`, `ep` are its sizes, `dp_attention` whether its ranks split attention by request. `identity` is
-    that of the process, the same under every address of it and another after a restart; empty: not told."""
+    that of the process, the same under every address of it and another after a restart; empty: not told.
+    `model_path`: the checkpoint that it was started with, on its host."""
 
     address: Address
     ours: bool
@@ -74,6 +75,7 @@ class EngineInfo:
     bootstrap_port: int | None
     dtype: str
     device: str
+    model_path: str
     model: ModelIdentity
 
     @property
@@ -141,6 +143,7 @@ def info_of(address: Address, info: Any, model: Any) -> EngineInfo:
         bootstrap_port=_port(row.get("disaggregation_bootstrap_port")) if mode == "prefill" else None,
         dtype=str(row.get("dtype") or "").removeprefix("torch."),
         device=str(row.get("device") or ""),
+        model_path=str(row.get("model_path") or ""),
         model=ModelIdentity.of_row({**row, **model}),
     )
 

@@ -70,6 +70,18 @@ class Elsewhere:
         """Leaves it alone."""
 
 
+class ExternalEngine(Engine):
+    """An engine that is asked by this run until `stop`, which only ends that. `found`: where it is known."""
+
+    def __init__(self, client: EngineClient, found: dict[str, EngineInfo]) -> None:
+        super().__init__(Elsewhere(), client)
+        self._found = found
+
+    async def stop(self) -> None:
+        self._found.pop(self.engine_id, None)
+        await super().stop()
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What every engine must be, and how it is asked."""
@@ -99,7 +111,8 @@ class ExternalEngines:
             raise ConfigError(faults)
         kind = EngineClient if info.ours else SglangClient
         client = kind(name, address, self._clock, self._wanted.access)
-        client.plan = replace(plan, worker_type=info.worker_type, ranks=info.ranks)
+        path = info.model_path or None
+        client.plan = replace(plan, worker_type=info.worker_type, ranks=info.ranks, model_path=path)
         try:
             if isinstance(client, SglangClient):
                 client.stock = stock_of(info.dtype, info.device)
@@ -109,11 +122,7 @@ class ExternalEngines:
             await client.close()
             raise
         self.found[name] = info
-        return Engine(Elsewhere(), client)
-
-    def forget(self, engine_id: str) -> None:
-        """It belongs to the run no more."""
-        self.found.pop(engine_id, None)
+        return ExternalEngine(client, self.found)
 
     async def _answers(self, name: str, address: Address, end: float) -> EngineInfo:
         """Asks until it answers."""

@@ -121,6 +121,14 @@ class Fleet:
         if engine_id not in self.fenced:
             self.fence(engine_id, "", reason)
 
+    def remove(self, engine_id: str) -> None:
+        """There is no such engine any more. What it proved stays known: requests may hold tokens of it."""
+        self._change()
+        self.engines.pop(engine_id, None)
+        for names in (self._gone, self._apart, self._tentative):
+            names.discard(engine_id)
+        self._failures.pop(engine_id, None)
+
     def set_apart(self, engine_id: str, apart: bool) -> None:
         """An engine that loads on its own has no part in updates until it has."""
         (self._apart.add if apart else self._apart.discard)(engine_id)

@@ -8,15 +8,17 @@ unless that was asked for (`trust_label`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from turnout.core.errors import InvariantBroken, WeightError
+from turnout.core.errors import EngineRefused, InvariantBroken, WeightError
 from turnout.core.events import VersionAttested, VersionCommitted
 from turnout.core.ports import Clock, EventSink
 from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
+from turnout.serving.roster import Program
 from turnout.transfer.attest import Expected, proved
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.transport import Export, Ready, Transport
@@ -26,6 +28,9 @@ from turnout.weights.routing import Held
 from turnout.weights.stock_checksums import StockEngine, stock_checksums
 
 __all__ = ["Export", "Ready", "Transport", "Update", "UpdatePolicy", "Updater"]
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ class Updater:
             if found.root != base.root:
                 raise WeightError(
                     f"engine {engine.engine_id} loaded weights {found.root}, the trainer holds {base.root}: "
-                    "both must load the same --hf-checkpoint with the same --dtype"
+                    "both must load the same --hf-checkpoint with the same --dtype; an engine that holds what an "
+                    "earlier run left there must be started again"
                 )
         if lives != self.fleet.lives:
             raise WeightError("an engine ended while the base version was attested")
@@ -110,6 +116,9 @@ class Updater:
         update. Raises DeadlineExceeded where the update under way does not end."""
         end = self.clock.now() + deadline_s
         name = engine.engine_id
+        while self.fleet.current is None:
+            what = "the base version to be adopted"
+            await self.clock.within(max(0.001, end - self.clock.now()), what, self.fleet.changed())
         self.fleet.add(engine)
         life = self.fleet.lives[name]
         if self._update is not None and not self._update.ended.is_set():
@@ -149,6 +158,18 @@ class Updater:
             self._update.lost(engine_id, reason)
         self.fleet.lost(engine_id, reason)
 
+    async def leave(self, engine_id: str, reason: str, deadline_s: float) -> None:
+        """The engine has no part any more: it is fenced, fails in an update under way, and is gone once that has
+        ended. Raises DeadlineExceeded where it does not end."""
+        if engine_id not in self.fleet.engines:
+            return
+        self.lost(engine_id, reason)
+        if self._update is not None and not self._update.ended.is_set():
+            what = f"the update under way to end, for engine {engine_id} to leave"
+            await self.clock.within(deadline_s, what, self._update.ended.wait())
+        self.fleet.remove(engine_id)
+        self._joins.pop(engine_id, None)
+
     def committed(self, held: Held, engines: Sequence[str], expected: Expected) -> None:
         """Called by an update: from here on the version is current, and these engines hold it."""
         self.fleet.current, self._expected = held, expected
@@ -175,6 +196,21 @@ class Updater:
         mine = None if engine.stock is None else expected.get(engine.stock)
         return proved(engine.engine_id, found, version, mine, self.policy.trust_label)
 
+    async def _begun_anew(
+        self, engine: EngineClient, version: WeightVersion, deadline_s: float
+    ) -> Attestation | None:
+        """An engine that somebody else started may hold what an earlier run left there: where the base version is
+        wanted, it loads the checkpoint again that it was started with. None: it does not, or can't."""
+        folder = engine.plan.model_path
+        if engine.plan.program is not Program.EXTERNAL or version.counter or folder is None:
+            return None
+        log.info("engine %s is brought back to its checkpoint %s", engine.engine_id, folder)
+        try:
+            return await engine.update_from_disk(folder, version.label, deadline_s)
+        except EngineRefused as fault:
+            log.warning("%s", fault)
+            return None
+
     async def _caught_up(self, engine: EngineClient, held: Held, deadline_s: float) -> Attestation:
         """What the engine attests after it loaded the version, if it did not hold it and the transport keeps it."""
         end = self.clock.now() + deadline_s
@@ -192,8 +228,12 @@ class Updater:
             loaded = await self.transport.catch_up(version, engine, left())
             if loaded is not None:
                 found = self.proved(engine, loaded, version, self._expected)
-            elif unproved is not None:
-                raise unproved
+            else:
+                loaded = await self._begun_anew(engine, version, left())
+                if loaded is not None:
+                    found = self.proved(engine, loaded, version, self._expected)
+                elif unproved is not None:
+                    raise unproved
         if found.root == version.root:
             await engine.set_version_label(version.label)
             engine.version = version.label
