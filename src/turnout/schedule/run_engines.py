@@ -37,7 +37,7 @@ from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
 from turnout.serving.roster import EnginePlan, Program, sides
-from turnout.weights.quorum import lacking
+from turnout.weights.quorum import Sides, lacking
 
 LAST_WORDS_S = 2.0
 LATE_S = 5.0  # as long all engines are waited for, even where fewer would do

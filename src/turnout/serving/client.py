@@ -78,15 +78,13 @@ class EngineClient:
         self.pending: dict[str, float] = {}  # by path, since when a control call is not answered
         self._clock, self._access = clock, access
         self._session: aiohttp.ClientSession | None = None
-        self._closed = False
 
     @property
     def clock(self) -> Clock:
         return self._clock
 
     async def close(self) -> None:
-        """Cuts what is under way, as the engine's death would; nothing is asked by this client any more."""
-        self._closed = True
+        """Cuts what is under way, as the engine's death would."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -292,8 +290,6 @@ class EngineClient:
         self, path: str, data: bytes | None, extra: Mapping[str, str] | None = None, method: str = ""
     ) -> aiohttp.ClientResponse:
         """The open answer; the caller closes it. GET without data, POST with it, or the method that is given."""
-        if self._closed:
-            raise aiohttp.ClientConnectionError("it is asked no more")
         if self._session is None:
             tls = True if self._access.tls is None else self._access.tls
             self._session = aiohttp.ClientSession(
