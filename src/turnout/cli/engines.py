@@ -51,9 +51,10 @@ def ask(run: Path, request: EngineRequest, deadline_s: float) -> EngineAnswer:
     end, taken_by = time.monotonic() + deadline_s, time.monotonic() + TAKEN_S
     while not answered.exists():
         now = time.monotonic()
-        if now > taken_by and asked.exists():
+        if now > min(taken_by, end) and asked.exists():
             asked.unlink(missing_ok=True)
-            raise DeadlineExceeded(f"a run at work in {run} to take the request (it is taken back)", TAKEN_S)
+            what = f"a run at work in {run} to take the request (it is taken back)"
+            raise DeadlineExceeded(what, min(TAKEN_S, deadline_s))
         if now > end:
             what = "the run to answer; it has taken the request: see `turnout engines ls`"
             raise DeadlineExceeded(what, deadline_s)
