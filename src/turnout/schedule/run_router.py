@@ -130,10 +130,15 @@ class RunRouter:
             else await launch_router(launch, self._clock, self._plan.access)
         )
         self._health = self._health.after(Sign.SERVES)
-        process = self._router.process
+        self._answered()
+
+    def _answered(self) -> None:
+        """It answers, and has no engines of this life yet."""
+        router = self._running
+        process = router.process
         pid = None if process is None else process.pid
-        self._events.emit(RouterReady(self._plan.name, self._router.client.address.url, pid))
-        self.members.begin(self._router.client)
+        self._events.emit(RouterReady(self._plan.name, router.client.address.url, pid))
+        self.members.begin(router.client)
 
     async def _next_life(self) -> str:
         """Why it could not be started; empty where it was."""
@@ -184,7 +189,7 @@ class RunRouter:
             await self._clock.sleep(LOOK_S)
             with contextlib.suppress(EngineError, DeadlineExceeded):
                 await self._running.client.workers()
-                return self.members.begin(self._running.client)
+                return self._answered()
 
     async def _claim(self, client: RouterClient) -> None:
         """Takes out workers that answer no more, or are of an earlier life of this run; refuses those of others."""
