@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine_process import EngineProcess
-from tests.process.run_process import TINY, ended, of_kind, start
+from tests.held_reward import VARIABLE
+from tests.process.run_process import ROOT, TINY, ended, environment, of_kind, start, wait_for
 from turnout.train.model_zoo import resolve_checkpoint
 
 SHORT = ("--no-plots", "--skip-eval-before-train", "--eval-num-prompts", "2", "--trainer-threads", "1")
@@ -77,3 +86,89 @@ def test_a_run_on_two_engines_of_somebody_else_and_on_again(tmp_path: Path, star
     assert all(engine.process.poll() is None for engine in engines)
     whole(run, train(run, *words, "--num-rollout", "3"))
     assert all(engine.call("/weight_version")[1]["version"].startswith("v") for engine in engines)
+
+
+def asked(name: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://{name}/server_info", timeout=30) as reply:
+        return json.loads(reply.read())
+
+
+def free_ports(count: int) -> list[str]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [str(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def test_the_example_with_a_late_engine_that_ends_and_comes_again(
+    tmp_path: Path, start_engine: Start
+) -> None:
+    """examples/external/, by deltas: the run begins with one engine; the late one joins; the first is killed and
+    another process serves at its address, which joins as well."""
+    run, go, root, ports = tmp_path / "run", tmp_path / "go", tmp_path / "weights", free_ports(2)
+    names = [f"127.0.0.1:{port}" for port in ports]
+    script = ROOT / "examples" / "external"
+    words = ("--ports", *ports, "--root", str(root), "--late", "12")
+    others = subprocess.Popen(
+        [sys.executable, str(script / "engines.py"), *words],
+        cwd=ROOT,
+        env=environment(),
+        start_new_session=True,
+    )
+    try:
+        process = start(
+            "train", str(script / "run.yaml"), "--run-dir", str(run), *SHORT, "--num-rollout", "6",
+            "--rollout-external-engine-addrs", *names, "--update-weight-disk-dir", str(root),
+            "--custom-rm-path", "tests.held_reward:held", "--reward-timeout-s", "200",
+            "--rollout-health-check-interval", "0.3", "--rollout-health-check-timeout", "2",
+            **{VARIABLE: str(go)},
+        )  # fmt: skip
+
+        def lives(name: str) -> int:
+            return len([row for row in of_kind(run, "VersionAttested") if row["engine"] == name])
+
+        wait_for("the late engine to join", lambda: lives(names[1]), process)
+        pid = int(asked(names[0])["pid"])
+        os.kill(pid, signal.SIGKILL)
+        wait_for("the engine's death", lambda: of_kind(run, "EngineLost"), process)
+        start_engine("--port", ports[0])
+        wait_for("its next life", lambda: len(of_kind(run, "EngineReady")) == 3, process)
+        before = lives(names[0])
+        wait_for("it to prove a version", lambda: lives(names[0]) > before or lives(names[0]) > 1, process)
+        go.touch()
+        whole(run, ended(process))
+        last = of_kind(run, "VersionCommitted")[-1]["version"]
+        assert attested(run)[last] == set(names)
+    finally:
+        others.send_signal(signal.SIGTERM)
+        others.wait(30)
+
+
+def test_updates_by_group(tmp_path: Path, start_engine: Start) -> None:
+    run, name = tmp_path / "run", place(start_engine().serving())
+    words = ("--num-rollout", "2", "--update-weight-transport", "group")
+    whole(run, train(run, *words, "--rollout-external-engine-addrs", name))
+    assert list(attested(run).values()) == [{name}] * 3
+
+
+def test_the_file_of_addresses_is_followed(tmp_path: Path, start_engine: Start) -> None:
+    """From one engine to two, and to the other one alone."""
+    run, go, file = tmp_path / "run", tmp_path / "go", tmp_path / "engines.txt"
+    first, second = (place(engine.serving()) for engine in [start_engine(), start_engine()])
+    file.write_text(f"{first}  # the only one\n")
+    process = start(
+        "train", str(TINY), "--run-dir", str(run), *SHORT, "--num-rollout", "6", "--schedule", "async",
+        "--rollout-external-engine-file", str(file),
+        "--custom-rm-path", "tests.held_reward:held", "--reward-timeout-s", "200", **{VARIABLE: str(go)},
+    )  # fmt: skip
+    wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
+    file.write_text(f"{first}\n{second}\n")
+    rows = partial(of_kind, run, "VersionAttested")
+    wait_for("the second engine", lambda: any(row["engine"] == second for row in rows()), process)
+    file.write_text(f"{second}\n")
+    wait_for("the first to leave", lambda: of_kind(run, "EngineRemoved"), process)
+    go.touch()
+    whole(run, ended(process))
+    assert [row["engine"] for row in of_kind(run, "EngineRemoved")] == [first]
+    assert attested(run)[of_kind(run, "VersionCommitted")[-1]["version"]] == {second}

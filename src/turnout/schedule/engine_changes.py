@@ -87,11 +87,10 @@ class EngineChanges:
             return f"engine {name} has left"
 
     def _check_left(self, name: str) -> None:
-        left = [client.plan for client in self.engines.updated if client.engine_id != name]
-        up = set(self.engines.up())
-        left = [plan for plan in left if plan.engine_id in up]
-        halves = sides(client.plan for client in self.engines.updated)
-        lack = lacking([plan.engine_id for plan in left], self._limits.needed, halves)
+        """Those that have yet to prove a version can't be asked, and don't count."""
+        engines, up = self.engines.updated, set(self.engines.up()) - {name}
+        left = [engine.engine_id for engine in engines if engine.holds is not None and engine.engine_id in up]
+        lack = lacking(left, self._limits.needed, sides(engine.plan for engine in engines))
         if lack:
             raise Refused(f"engine {name} stays: {lack} (--min-engines {self._limits.needed})")
 

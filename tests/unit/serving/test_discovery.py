@@ -1,0 +1,130 @@
+"""What engines say of themselves, in every known shape, and what keeps one from serving a run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.scripted_engine import ScriptedEngine
+from turnout.core.errors import ConfigError, EngineError
+from turnout.placement.real import RealClock
+from turnout.serving.access import OPEN
+from turnout.serving.address import Address
+from turnout.serving.discovery import EngineInfo, ModelIdentity, NotUnderstood, info_of
+from turnout.serving.external import ExternalEngines, Wanted, external_plan, plans_of
+from turnout.serving.roster import WorkerType
+
+WHERE = Address("host1", 30000)
+MODEL = ModelIdentity("llama", ("LlamaForCausalLM",), 256)
+NAMES = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+OURS = {"engine": "turnout", "version": "turnout-0.1", "engine_id": "e", "pid": 7, "started_at": 1.5,
+        "dtype": "bfloat16", "device": "cpu", "tp_size": 1, "model_path": "/m", "vocab_size": 256}  # fmt: skip
+STOCK = {"version": "0.5.23", "model_path": "/m", "dtype": "bfloat16", "device": "cuda", "tp_size": 2, "pp_size": 2,
+         "dp_size": 2, "ep_size": 4, "enable_dp_attention": True, "disaggregation_mode": "null",
+         "disaggregation_bootstrap_port": 8998, "startup_time": {"load": 1.25}, "random_seed": 5,
+         "port": 1}  # fmt: skip
+
+
+def info(row: dict[str, Any], **more: Any) -> EngineInfo:
+    return info_of(WHERE, row | more, NAMES)
+
+
+def faults(found: EngineInfo) -> list[str]:
+    return [fault.line() for fault in found.faults("bfloat16", MODEL)]
+
+
+def test_an_embedded_engine_and_a_stock_one() -> None:
+    ours, stock = info(OURS), info(STOCK)
+    assert (ours.ours, ours.program, ours.ranks, ours.worker_type) == (
+        True,
+        "turnout-0.1",
+        1,
+        WorkerType.REGULAR,
+    )
+    assert (stock.ours, stock.program, stock.ranks) == (False, "sglang-0.5.23", 4)
+    assert (stock.tp, stock.pp, stock.dp, stock.ep, stock.dp_attention) == (2, 2, 2, 4, True)
+    assert stock.bootstrap_port is None, "an engine that does all of a request has no use for one"
+    assert faults(ours) == faults(stock) == []
+    assert info(OURS, port=9).identity == ours.identity != info(OURS, pid=8).identity
+    assert info(STOCK, startup_time=None).identity == ""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"version": "0.4", "tensor_parallel_size": "2", "model_path": "/m", "dtype": "torch.bfloat16"},
+        {"version": "0.4", "server_args": {"tp_size": 2, "model_path": "/m", "dtype": "bfloat16"}},
+        {"version": "0.4", "model_path": "/m", "dtype": "bfloat16", "parallel_config": {"tp": 2, "pp": 1}},
+    ],
+    ids=["old names, texts", "nested", "parallel_config"],
+)
+def test_other_shapes(row: dict[str, Any]) -> None:
+    found = info(row)
+    assert (found.ranks, found.dtype, faults(found)) == (2, "bfloat16", [])
+
+
+@pytest.mark.parametrize("answer", [[], "text", {"a": 1}, {"status": "ok", "model": "x"}])
+def test_what_is_no_engine_is_told_with_what_came(answer: Any) -> None:
+    with pytest.raises(NotUnderstood, match="host1:30000 answers, but not as SGLang does"):
+        info_of(WHERE, answer, {})
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"dtype": "float16"}, "has the dtype float16, the run trains in bfloat16"),
+        ({"dtype": "auto"}, "has the dtype auto"),
+        ({"vocab_size": 512}, "its vocab_size is 512, that of --hf-checkpoint 256"),
+        (
+            {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": None},
+            "names no bootstrap port",
+        ),
+        ({"encoder_only": True}, "is a encoder worker"),
+    ],
+)
+def test_what_keeps_an_engine_out(row: dict[str, Any], why: str) -> None:
+    (line,) = faults(info(OURS, **row))
+    assert why in line and line.startswith("--rollout-external-engine-addrs = host1:30000: ")
+
+
+def test_another_model_is_told_by_type_and_architecture() -> None:
+    found = info_of(WHERE, STOCK, {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+    assert (
+        len(faults(found)) == 2
+        and "its model_type is qwen3, that of --hf-checkpoint llama" in faults(found)[0]
+    )
+
+
+def test_halves_of_a_pair() -> None:
+    half = info(STOCK, disaggregation_mode="prefill")
+    assert (half.worker_type, half.bootstrap_port, faults(half)) == (WorkerType.PREFILL, 8998, [])
+    assert info(STOCK, disaggregation_mode="decode").worker_type is WorkerType.DECODE
+
+
+def test_a_file_of_addresses() -> None:
+    plans = plans_of(["", "# none", "host1:1  # one", "http://host1:1/", "[0:0::1]:2"], "--file")
+    assert [plan.engine_id for plan in plans] == ["host1:1", "[::1]:2"]
+    with pytest.raises(ConfigError, match=r"2 faults(.|\n)*::1:2(.|\n)*has no path"):
+        plans_of(["::1:2", "host:1", "http://host:1/v1"], "--file")
+
+
+def test_two_names_of_one_engine_and_one_that_does_not_answer() -> None:
+    async def main() -> None:
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock())
+        async with ScriptedEngine() as engine:
+            for path in ("/server_info", "/model_info"):
+                engine.script(path, *[OURS | NAMES] * 3)
+            here = external_plan(engine.address)
+            made = await engines.connect(here, 20.0)
+            assert made.client.plan.model_path == "/m" and made.process.pid is None
+            with pytest.raises(ConfigError, match=f"is the engine {here.engine_id} by another name"):
+                await engines.connect(external_plan(Address("localhost", engine.address.port)), 20.0)
+            await made.stop()
+            made = await engines.connect(external_plan(Address("localhost", engine.address.port)), 20.0)
+            await made.stop()
+        with pytest.raises(EngineError, match=f"did not answer at http://{here.engine_id} within"):
+            await engines.connect(here, 0.1)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
