@@ -21,12 +21,13 @@ from turnout.transfer.transport import Transport
 @dataclass(frozen=True)
 class Following:
     """How versions come to these engines: by `transport`, each within `deadline_s`. `trust_label`: an engine that
-    can only name what it holds is believed."""
+    can only name what it holds is believed. `restarted`: one that ended comes again."""
 
     transport: Transport
     clock: Clock
     deadline_s: float
     trust_label: bool = False
+    restarted: bool = True
 
 
 class DedicatedEngines:
@@ -60,9 +61,11 @@ class DedicatedEngines:
 
     async def serve(self, version: WeightVersion) -> None:
         """Has every engine that is up load and attest the version. Raises DeadlineExceeded where none is up in
-        time, the first fault where none of them could."""
+        time, WeightError where none will be, the first fault where none of them could."""
         self._serving = []
         how = self._how
+        if not self._up and not how.restarted:
+            raise WeightError("no engine that evaluates is left")
         await how.clock.within(how.deadline_s, "an engine that evaluates to be up", self._any_up())
         engines = list(self._up.values())
         results = await asyncio.gather(*(self._loads(e, version) for e in engines), return_exceptions=True)

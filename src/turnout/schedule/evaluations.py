@@ -33,6 +33,7 @@ from turnout.serving.client import EngineClient
 from turnout.serving.models import Models
 
 PENDING_MAX = 32  # versions that wait for dedicated engines; more are not evaluated, and told
+TRY_PAUSE_S = 1.0
 TRIES_MAX = 3  # of a version on dedicated engines, which may end meanwhile
 EVAL_SEEDS = (0, ("eval",))  # not the run's seed: runs are compared on the same noise
 log = logging.getLogger(__name__)
@@ -264,10 +265,12 @@ class EvalRuns:
             await older
         version, sets = self._pending[step]
         made: list[EvalPoint | NoPoint] = []
-        for _ in range(TRIES_MAX):
+        for left in range(TRIES_MAX - 1, -1, -1):
             made = await self._made_apart(version, sets)
             if not any(isinstance(one, NoPoint) for one in made):
                 break
+            if left:  # who watches an engine may not have told of its death yet
+                await self._world.clock.sleep(TRY_PAUSE_S)
         del self._pending[step]
         self._world.store.release(version)
         for one in made:

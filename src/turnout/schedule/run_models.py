@@ -38,7 +38,8 @@ class RunModels:
     ) -> None:
         self._config, self._engines, self._clock = config, engines, clock
         self._frozen = FrozenModels(events, config.update_weight_timeout_s, config.trust_label)
-        following = Following(transport, clock, config.update_weight_timeout_s, config.trust_label)
+        deadline_s, trust, again = config.update_weight_timeout_s, config.trust_label, config.restarts > 0
+        following = Following(transport, clock, deadline_s, trust, again)
         self.dedicated = DedicatedEngines(following) if config.eval_mode == "dedicated" else None
         serving: dict[str, Live] = {actor_model(config): self._actors}
         for name in dict.fromkeys(plan.model for plan in roster(config) if not plan.updated):

@@ -17,6 +17,7 @@ from turnout.core.rng import SeedTree
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
 from turnout.rollout.evaluate import EvalMeans, EvalSet
+from turnout.schedule import evaluations
 from turnout.schedule.evaluations import EvalPlan, EvalRuns, EvalWorld
 from turnout.schedule.phases import Phases
 
@@ -352,7 +353,9 @@ def test_dedicated_engines_make_points_one_version_after_the_other_and_hold_noth
     assert served == kept == released == [0, 1, 2, 3], "each stays in the store until its point is made"
 
 
-def test_what_dedicated_engines_cannot_make_is_told_and_ends_nothing() -> None:
+def test_what_dedicated_engines_cannot_make_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluations, "TRY_PAUSE_S", 0.0)
+
     async def use(world: World) -> Any:
         world.fault = WeightError("torn")
         await world.runs.run_if_due(0, False)

@@ -131,7 +131,10 @@ class Versions:
 def test_dedicated_engines_load_what_is_evaluated_and_serve_nothing_else() -> None:
     async def use(one: ScriptedEngine, two: ScriptedEngine) -> Any:
         transport: Any = Versions(one, two)
-        engines = DedicatedEngines(Following(transport, RealClock(), 1.0))
+        none = DedicatedEngines(Following(transport, RealClock(), 0.5, restarted=False))
+        with pytest.raises(WeightError, match="no engine that evaluates is left"):
+            await none.serve(WeightVersion(0, 1, NEW))
+        engines = DedicatedEngines(Following(transport, RealClock(), 0.5))
         with pytest.raises(DeadlineExceeded, match="an engine that evaluates to be up"):
             await engines.serve(WeightVersion(0, 1, NEW))
         one.root = two.root = OLD
