@@ -14,6 +14,8 @@ from turnout.core.errors import ConfigError, EngineError, WeightError
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
 from turnout.schedule.router_list import RouterList
+from turnout.serving.address import Address
+from turnout.serving.client import EngineClient
 from turnout.serving.router_client import RouterClient
 from turnout.transfer.fleet import Fleet
 from turnout.weights.routing import Held, Standing
@@ -125,6 +127,9 @@ def test_a_worker_of_others_stays_and_nothing_goes_through_beside_it() -> None:
 def test_tokens_that_nobody_is_named_for_stand_as_with_all_engines() -> None:
     async def work(bench: Bench) -> None:
         assert bench.members.standing(LABEL, "router") is Standing.COMMITTED
+        bench.fleet.add(EngineClient("e1", Address("127.0.0.1", 9), CLOCK))
+        assert bench.members.standing(LABEL, "router") is Standing.VOID, "e1 has not proved it"
+        del bench.fleet.engines["e1"]
         bench.fleet.activate("e0")
         newer = WeightVersion(1, 4, "cd" * 16).label
         assert bench.members.standing(newer, "router") is Standing.TENTATIVE
