@@ -1,4 +1,4 @@
-"""`turnout check` against real engines: a healthy deployment proves every line, each single fault fails its own."""
+"""`turnout check examples/external/run.yaml` on real engines: every line is proved, each fault fails its line."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Site:
     other: str
     engine: EngineProcess
 
-    def words(self, *more: str) -> list[str]:
-        """A run of theirs, with options that win."""
+    def words(self, *more: str, run: str = "external/run.yaml") -> list[str]:
+        """A run of the examples, with options that win."""
         options = {
             "--hf-checkpoint": self.model,
             "--custom-rm-path": ROOT / "examples" / "tiny_reward.py:share_of_digits",
@@ -50,7 +50,7 @@ class Site:
             "--update-weight-disk-dir": self.root / "shared",
         }
         given = [str(word) for pair in options.items() for word in pair]
-        return [str(ROOT / "examples" / "tiny.yaml"), "--deadline", DEADLINE_S, *given, *more]
+        return [str(ROOT / "examples" / run), "--deadline", DEADLINE_S, *given, *more]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,8 @@ def test_too_few_devices(site: Site, tmp_path: Path) -> None:
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").touch()
     words = ["--engine", "sglang", "--rollout-num-engines", "2", "--json"]
-    rows = as_user(site.words(*words), paths=[str(tmp_path)], CUDA_VISIBLE_DEVICES="0")
+    asked = site.words(*words, run="tiny.yaml")
+    rows = as_user(asked, paths=[str(tmp_path)], CUDA_VISIBLE_DEVICES="0")
     assert failing(rows) == ["devices"], rows
 
 
