@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from turnout.sim.engine import VirtualEngine
 from turnout.sim.plan import SCHEDULE_NAMES, plan_of
 from turnout.sim.world import WorldOptions, run_seed, run_world
 
@@ -76,3 +77,13 @@ def test_fewer_requests_are_put_back_where_admission_looks_at_the_memory():
 def test_an_update_does_not_wait_for_requests_whose_engines_wait_for_it(seed):
     """All engines that could end them died while it drained: those that came again joined only after it."""
     assert run_seed(seed, WorldOptions()).failures == []
+
+
+def test_pairs_of_prefill_and_decode_engines_keep_every_promise(monkeypatch):
+    moved = []
+    arrived = VirtualEngine.arrived
+    monkeypatch.setattr(VirtualEngine, "arrived", lambda *args: (moved.append(1), arrived(*args)))
+    assert plan_of(4).prefills == 2 and plan_of(5).prefills == 0
+    report = run_seed(4, WorldOptions(("engine_crash", "stream_cut", "request_aborted", "slow_engine")))
+    assert report.failures == [] and report.happened["train_steps"] >= 20
+    assert len(moved) >= 400 and report.faults["engine_crash"]

@@ -13,6 +13,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from turnout.core.errors import DeadlineExceeded, EngineError, EngineRefused
 from turnout.core.types import Finish, but
@@ -62,6 +63,8 @@ class Way:
         prompt = asyncio.ensure_future(first.prefill(request, deadline_s))
         stream = self.engine.generate_stream(request, deadline_s)
         begun = asyncio.ensure_future(anext(stream))
+        for task in (prompt, begun):
+            task.add_done_callback(_seen)
         try:
             await asyncio.wait({prompt, begun}, return_when=asyncio.FIRST_COMPLETED)
             if not begun.done():
@@ -71,12 +74,18 @@ class Way:
                     return
             yield await begun
             async for item in stream:
+                if isinstance(item, GenerateReply):  # the other half is about to end: not by a cut connection
+                    with contextlib.suppress(EngineError, DeadlineExceeded):
+                        await self.engine.clock.within(ENDS_S, f"{first.engine_id} to end its half", prompt)
                 yield item
         finally:
-            if begun.done():  # the first token came over: the other half is about to end
-                with contextlib.suppress(EngineError, DeadlineExceeded):
-                    await self.engine.clock.within(ENDS_S, f"{first.engine_id} to end its half", prompt)
-            for task in (prompt, begun):
-                task.cancel()
-            await asyncio.gather(prompt, begun, return_exceptions=True)
-            await stream.aclose()
+            prompt.cancel()
+            if begun.done():
+                await stream.aclose()
+            begun.cancel()  # which ends the stream where it still waits for its first token
+
+
+def _seen(task: asyncio.Future[Any]) -> None:
+    """What a half that nobody waits for any more raised is no news."""
+    if not task.cancelled():
+        task.exception()

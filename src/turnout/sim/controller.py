@@ -64,6 +64,7 @@ from turnout.sim.rewards import Decoder, make_reward
 from turnout.sim.trainer import VirtualTrainer
 from turnout.sim.transport import VirtualTransport
 from turnout.transfer.updater import Updater
+from turnout.weights.quorum import lacking
 from turnout.weights.store import WeightStore
 
 if TYPE_CHECKING:
@@ -205,8 +206,9 @@ class Controller:
         if self._updater is None or self._death is None:
             return
         fault = EngineDead(engine.name, self._phases.current, client.version, "its process ended")
-        alive = sum(one.alive for one in self._world.engines)
-        if alive < config.engines_needed and not config.use_fault_tolerance:
+        alive = [one.name for one in self._world.engines if one.alive]
+        fleet = self._updater.fleet
+        if not config.use_fault_tolerance and lacking(alive, config.engines_needed, fleet.sides):
             if not self._death.done():
                 self._death.set_result(fault)
             return

@@ -17,7 +17,9 @@ from turnout.core.types import Finish
 from turnout.core.version import VersionConstraint, VersionSpans
 from turnout.protocol.sglang import GenerateReply, GenerateRequest
 from turnout.protocol.stream import PartialReply
+from turnout.serving.roster import WorkerType
 from turnout.sim.model import STALE, length_of, logprobs_of, next_tokens, number_of
+from turnout.sim.pairs import Rooms
 
 Row = dict[str, Any]
 CACHED_PROMPTS = 64
@@ -63,16 +65,21 @@ class Run:
     computed: str = ""
     stale: str | None = None
     cached: bool = False
+    moved: bool = False  # its KV came from a prefill engine, and is not yet in use
     epoch: int = 0  # grows when its timer is void
 
 
 class VirtualEngine:
     """See the module. `process` counts its starts; `slowed` multiplies how long everything takes."""
 
+    half: WorkerType
+    rooms: Rooms | None  # of a half of PD pairs
+
     def __init__(self, name: str, shape: EngineShape, base_root: str, timers: Scheduler) -> None:
         self.name, self.shape, self._base, self._timers = name, shape, base_root, timers
         self.process, self.slowed = 0, 1.0
         self.alive = False
+        self.half, self.rooms = WorkerType.REGULAR, None
         self.start()
 
     def start(self) -> None:
@@ -83,21 +90,26 @@ class VirtualEngine:
         self.paused = self.updating = False
         self.running: dict[str, Run] = {}
         self._waiting: deque[Run] = deque()
+        self._apart: dict[str, Run] = {}  # in a room: without KV yet, or with KV for the other half
         self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], str] = OrderedDict()
         self.retracted = 0
 
     def die(self) -> None:
         """Everything it had is gone; whoever reads a stream of it sees the connection cut."""
         self.alive = False
-        gone = [*self.running.values(), *self._waiting]
-        self.running, self._waiting = {}, deque()
+        gone = self._all()
+        self.running, self._waiting, self._apart = {}, deque(), {}
         for run in gone:
             run.epoch += 1
+            self._left(run, "the other half is gone")
             run.reader.cut("connection reset by peer")
 
     @property
     def load(self) -> int:
-        return len(self.running) + len(self._waiting)
+        return len(self.running) + len(self._waiting) + len(self._apart)
+
+    def _all(self) -> list[Run]:
+        return [*self.running.values(), *self._waiting, *self._apart.values()]
 
     # requests
 
@@ -105,7 +117,7 @@ class VirtualEngine:
         """Takes a request; else the status and why it is refused."""
         if self.paused and self.load >= 4 * self.shape.running:
             return 503, "the queue is full"
-        if request.rid in self.running or any(run.request.rid == request.rid for run in self._waiting):
+        if any(run.request.rid == request.rid for run in self._all()):
             return 400, f"request {request.rid} is running already"
         least = None if request.extra_key is None else VersionConstraint.parse(request.extra_key)
         if least is not None and not least.met_by(self.label):
@@ -113,13 +125,46 @@ class VirtualEngine:
         length, prompt = request.input_ids[0], request.input_ids[1]
         seed = request.params.sampling_seed
         total = length + length_of(prompt, 0 if seed is None else seed, self.shape.median)
-        self._waiting.append(Run(request, reader, total))
+        run = Run(request, reader, total)
+        if self.half is WorkerType.DECODE:
+            self._meets(run, made=False)
+        else:
+            self._waiting.append(run)
         self._fill()
         return None
 
+    def _meets(self, run: Run, made: bool) -> None:
+        """It waits for its other half."""
+        assert run.request.bootstrap is not None and self.rooms is not None, (
+            "a half of a pair is asked with a room"
+        )
+        self._apart[run.request.rid] = run
+        self.rooms.came(run.request.bootstrap.room, self, run, made)
+
+    def ended(self, run: Run, finish: Finish, message: str) -> None:
+        """See turnout.sim.pairs."""
+        if self._apart.get(run.request.rid) is run:
+            self._end(run, finish, message)
+            self._fill()
+
+    def arrived(self, run: Run, made: Run) -> None:
+        """See turnout.sim.pairs."""
+        if self._apart.get(run.request.rid) is run:
+            del self._apart[run.request.rid]
+            run.computed, run.stale, run.cached, run.moved = made.computed, made.stale, made.cached, True
+            if made.ids:
+                self._told(run, list(made.ids))
+            self._waiting.append(run)
+            self._fill()
+
+    def _left(self, run: Run, why: str) -> None:
+        """It ends here: so does its other half, where that is still needed."""
+        if run.request.bootstrap is not None and self.rooms is not None:
+            self.rooms.over(run.request.bootstrap.room, why)
+
     def abort(self, rid: str | None, message: str) -> int:
         """Ends one request, or all (None), at a token boundary; how many."""
-        found = [run for run in (*self.running.values(), *self._waiting) if rid in (None, run.request.rid)]
+        found = [run for run in self._all() if rid in (None, run.request.rid)]
         for run in found:
             self._end(run, Finish.ABORT, message)
         self._fill()
@@ -131,7 +176,9 @@ class VirtualEngine:
                 return
             run = self._waiting.popleft()
             self.running[run.request.rid] = run
-            self._prefill(run)
+            if not run.moved or run.computed != self.root:
+                self._prefill(run)
+            run.moved = False
             self._schedule(run)
 
     def _prefill(self, run: Run) -> None:
@@ -160,11 +207,18 @@ class VirtualEngine:
         request = run.request
         at = len(request.input_ids) + len(run.ids)
         budget = request.params.max_new_tokens - len(run.ids)
-        count = max(0, min(self.shape.chunk, budget, run.ends_at - at))
+        most = 1 if self.half is WorkerType.PREFILL else self.shape.chunk
+        count = max(0, min(most, budget, run.ends_at - at))
         before = run.ids[-1] if run.ids else request.input_ids[-1]
         root = number_of(self.root) ^ (0 if run.stale is None else STALE ^ number_of(run.stale))
         seed = request.params.sampling_seed
         new = next_tokens(before, 0 if seed is None else seed, at, root, count)
+        if self.half is WorkerType.PREFILL:
+            run.ids, run.spans = new, run.spans.extended(count, self.label)
+            del self.running[request.rid]
+            self._meets(run, made=True)
+            self._fill()
+            return
         if count:
             self._told(run, new)
         if at + count >= run.ends_at:
@@ -199,6 +253,8 @@ class VirtualEngine:
     def _end(self, run: Run, finish: Finish, message: str) -> None:
         run.epoch += 1
         self.running.pop(run.request.rid, None)
+        self._apart.pop(run.request.rid, None)
+        self._left(run, f"the other half ended: {message}")
         if run in self._waiting:
             self._waiting.remove(run)
         ids = tuple(run.ids)

@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import heapq
 import random
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -243,6 +244,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._run_out()
         finally:
             asyncio._set_running_loop(before)
+        told, sys.unraisablehook = (
+            sys.unraisablehook,
+            lambda _: None,
+        )  # of generators that end with their tasks
         for task in self._tasks:
             if task.done():
                 task._log_traceback = False
@@ -251,6 +256,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 with contextlib.suppress(*UNSEEN), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # what it was about to await begins no more
                     task.get_coro().close()
+        sys.unraisablehook = told
         self._tasks.clear()
         self._ready.clear()
         self._timers.clear()

@@ -11,13 +11,14 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 
 from turnout.core.errors import DeadlineExceeded, EngineDead
 from turnout.core.ports import Clock
+from turnout.core.types import Finish
 from turnout.protocol.sglang import GenerateReply, GenerateRequest
 from turnout.protocol.stream import PartialReply
 from turnout.serving.address import Address
@@ -89,6 +90,7 @@ class VirtualClient(EngineClient):
     def __init__(self, engine: VirtualEngine, clock: Clock, wire: Wire) -> None:
         super().__init__(engine.name, Address("127.0.0.1", 1), clock)
         self.engine, self._wire = engine, wire
+        self.plan, self.bootstrap_port = replace(self.plan, worker_type=engine.half), 1
 
     async def close(self) -> None: ...
 
@@ -142,6 +144,10 @@ class VirtualClient(EngineClient):
             if isinstance(item, GenerateReply):
                 return item
         raise self.fault(EngineDead, "rollout", "a stream of /generate ended before its last event")
+
+    async def prefill(self, request: GenerateRequest, deadline_s: float) -> str:
+        made = await self.generate(request, deadline_s)
+        return (made.message or "aborted") if made.finish is Finish.ABORT else ""
 
     async def generate_stream(
         self, request: GenerateRequest, deadline_s: float

@@ -28,8 +28,9 @@ STEPS, GROUPS, PROMPTS = 20, 10, 1000
 
 @dataclass(frozen=True)
 class WorldPlan:
-    """`engines` each with its own speed; `train_s` is the range of a train step in seconds; `detached`: versions
-    are brought to engines without the trainer (turnout.transfer.transport)."""
+    """`engines` each with its own speed, the first `prefills` of them prefill engines, the others then decode;
+    `train_s` is the range of a train step in seconds; `detached`: versions are brought to engines without the
+    trainer (turnout.transfer.transport)."""
 
     config: RunConfig
     engines: tuple[EngineShape, ...]
@@ -37,6 +38,7 @@ class WorldPlan:
     median: float
     detached: bool
     evals: EvalPlan
+    prefills: int = 0
 
     @property
     def rules(self) -> Rules:
@@ -86,6 +88,10 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
     options["save_interval"] = rng.choice((1, 2, 4)) * options["update_weights_interval"]
     again = random.Random(f"again/{seed}").random() < 0.5  # a source of its own: the rest stays what it was
     options |= {"use_fault_tolerance": again} | fixed
+    pairs = random.Random(f"pairs/{seed}")
+    prefills = pairs.randint(1, engines - 1) if engines > 1 and pairs.random() < 0.4 else 0
+    if prefills and options["min_engines"] == 1:
+        options["min_engines"] = 2
     options = _in_flight(seed, options) | options
     if options["deterministic"]:
         options.pop("rollout_window", None)
@@ -93,7 +99,7 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
     options["engine_max_running_requests"] = min(shape.running for shape in shapes)
     low = rng.choice((0.2, 2.0, 8.0))
     config, detached = _checked(options), rng.random() < 0.6
-    return WorldPlan(config, shapes, (low, 2 * low), median, detached, _evals(rng, config))
+    return WorldPlan(config, shapes, (low, 2 * low), median, detached, _evals(rng, config), prefills)
 
 
 def prompts_of(seed: int, count: int = PROMPTS, first: int = 0) -> list[Prompt]:

@@ -26,6 +26,7 @@ from turnout.core.errors import IllegalTransition, InvariantBroken, TurnoutError
 from turnout.core.events import Event, GroupTrained, VersionCommitted, VersionPublished
 from turnout.protocol.sglang import GenerateRequest
 from turnout.rollout.ledger_owner import process_lives
+from turnout.serving.roster import WorkerType
 from turnout.sim.checks import check
 from turnout.sim.controller import Controller
 from turnout.sim.disk import after_kill
@@ -33,6 +34,7 @@ from turnout.sim.engine import VirtualEngine
 from turnout.sim.faults import KINDS, Faults
 from turnout.sim.loop import LIFE, CallbackRaised, Killed, Life, Stuck, VirtualClock, VirtualLoop
 from turnout.sim.model import root_after
+from turnout.sim.pairs import Rooms
 from turnout.sim.plan import SCHEDULE_NAMES, WorldPlan, plan_of, prompts_of
 from turnout.sim.record import COUNTS, STUCK, Told, WorldRecord
 
@@ -101,6 +103,10 @@ class World:
         self.engines = [
             VirtualEngine(f"e{n}", shape, self.record.base_root, self) for n, shape in enumerate(plan.engines)
         ]
+        rooms = Rooms(self.later, self.faults.uniform)
+        for n, engine in enumerate(self.engines if plan.prefills else ()):
+            engine.half = WorkerType.PREFILL if n < plan.prefills else WorkerType.DECODE
+            engine.rooms = rooms
 
     # the ports that live longer than a controller
 
