@@ -37,7 +37,7 @@ from turnout.serving.discovery import ModelIdentity, info_of
 from turnout.serving.roster import EnginePlan, Program
 
 NAMED = ModelIdentity("llama", ("LlamaForCausalLM",), 320)
-MODEL = ModelFacts(Path("m"), "", 10**6, "bfloat16", NAMED, "a" * 64)
+MODEL = ModelFacts(Path("m"), "", 10**6, NAMED, "a" * 64)
 HERE = HereFacts(MODEL, StoreFacts(Path("w"), "", 10**9), None, ())
 STOCK = {"version": "0.5.23", "dtype": "bfloat16", "device": "cpu", "tp_size": 1, "model_path": "m"}
 HELD = Attestation("default", "", "label", {"x": "1"})
@@ -71,7 +71,7 @@ def test_a_stock_engine_is_proved_by_its_checksums() -> None:
     ("engine", "options", "result", "names"),
     [
         (stock(version="0.4.1"), {}, Result.UNKNOWN, ["engine program", "update path"]),
-        (stock(dtype="auto"), {}, Result.FAILED, []),
+        (stock(dtype="auto"), {}, Result.FAILED, ["engine dtype"]),
         (stock(dtype="half"), {}, Result.FAILED, ["engine dtype"]),
         (replace(stock(), differs="1 of its 2 parameters differ: x"), {}, Result.FAILED, ["engine model"]),
         (replace(stock(), weights=None, weights_fault="gone"), {}, Result.UNKNOWN, ["engine model"]),

@@ -24,7 +24,6 @@ class ModelFacts:
     folder: Path | None
     fault: str = ""
     elements: int = 0
-    stored_dtype: str = ""
     identity: ModelIdentity = field(default_factory=ModelIdentity)
     root: str = ""
 

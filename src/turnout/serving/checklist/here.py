@@ -46,10 +46,7 @@ def model_facts(folder: Path, deep: bool) -> ModelFacts:
     root, why = "", f"{size} bytes; --deep reads them"
     if deep or size <= DIGESTED_BYTES:
         root, why = root_of(tensors), ""
-    config = _config(folder)
-    dtype = config.get("dtype", config.get("torch_dtype"))  # its new and its old key
-    stored = dtype if isinstance(dtype, str) else ""
-    return ModelFacts(folder, why, elements, stored, ModelIdentity.of_row(config), root)
+    return ModelFacts(folder, why, elements, ModelIdentity.of_row(_config(folder)), root)
 
 
 def _config(folder: Path) -> dict[str, Any]:

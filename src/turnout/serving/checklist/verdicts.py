@@ -21,7 +21,6 @@ from turnout.weights.retention import FULL_KEPT
 UNTOUCHED = "default"  # the label of weights that no update has touched
 HALVES = frozenset(("prefill", "decode"))
 SGLANG = f"sglang-{CHECKED_SGLANG}"
-DTYPES = {"half": "float16", "float": "float32"}  # other names that SGLang takes
 DELTA_SHARE = 0.1  # of the weights in one delta: more than most at learning rates of RL (docs/benchmarks.md)
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -110,13 +109,12 @@ def _model_of(mine: ModelFacts, engine: EngineFacts, said: EngineInfo) -> Findin
 
 def dtypes(d: Deployment) -> Iterator[Finding]:
     for engine, said in d.answering:
-        dtype = d.here.model.stored_dtype if said.dtype == "auto" else DTYPES.get(said.dtype, said.dtype)
-        if not dtype:
-            yield unknown(f"it says dtype {said.dtype!r}, the checkpoint names none", engine.name)
-        elif dtype == d.config.dtype:
-            yield proved(f"computes in {dtype}, as the trainer", engine.name)
-        else:
-            yield failed(f"computes in {dtype}, the trainer in {d.config.dtype}", engine.name)
+        if said.dtype == d.config.dtype:
+            yield proved(f"computes in {said.dtype}, as the trainer", engine.name)
+        else:  # `auto` tells nothing, and a run refuses it
+            yield failed(
+                f"has the dtype {said.dtype or 'unknown'}, the trainer {d.config.dtype}", engine.name
+            )
 
 
 def worker_types(d: Deployment) -> Iterator[Finding]:
