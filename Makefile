@@ -45,6 +45,7 @@ soak: $(VENV)/installed
 	$(BIN)/python -m tests.update_bugs --worlds 5000 --json benchmarks/results/update_worlds.json
 	$(BIN)/python -m tests.weight_matrix --json benchmarks/results/weight_matrix.json
 	$(BIN)/python -m benchmarks.simulate --seeds 10000 --json benchmarks/results/simulate.json
+	$(BIN)/python -m tests.fleet_soak --minutes 60 --json benchmarks/results/fleet_soak.json
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff format src tests benchmarks examples

@@ -200,7 +200,7 @@ def measure(kind: str, folder: Path, repeats: int) -> list[Measured] | None:
         return None
     many = ("--rollout-num-engines", str(repeats + 1))
     words = {
-        "decode_sigkill": (*TOLERANT, *halves(folder, repeats + 1)),
+        "decode_sigkill": ("--use-fault-tolerance", "--min-engines", "2", *halves(folder, repeats + 1)),
         "router_sigkill": (*TOLERANT, "--rollout-num-engines", "2", "--router", "smg"),
         "controller_sigkill": ("--save-interval", "1", "--rollout-num-engines", "2"),
         "stall": ("--rollout-health-check-timeout", "600", "--stall-warning-s", "30"),
