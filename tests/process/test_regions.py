@@ -76,6 +76,7 @@ def test_two_regions_come_to_the_same_weights_by_the_cheapest_path(
         published = of_kind(run, "VersionPublished")
         roots = {engine.call("/weight_version")[1]["root"] for engine in engines}
         assert roots | {root_of(read_checkpoint(host)) for host in hosts} == {published[-1]["root"]}
+        assert {row["encoding"] for row in published} == {"packed"}, "deltas are the cheapest path"
         path = sum(row["bytes"] for row in published)
         assert fetched(near) <= 1.05 * path
         assert fetched(away) + fetched(back) <= 1.05 * path
