@@ -54,12 +54,13 @@ class Run:
         """The same command, each time."""
         common = ("--schedule", "async", "--num-rollout", "100000", "--engine-threads", "1", "--no-plots")
         words = (*common, "--skip-eval-before-train", "--run-dir", str(self.folder), *self._words)
+        self.said = self.folder.with_suffix(".log")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "turnout.cli.main", "train", str(ROOT / "examples/tiny.yaml"), *words],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=self.said.open("a"),
         )
 
     def end(self) -> None:
@@ -98,7 +99,8 @@ class Run:
             if value := found():
                 return value
             if self.process.poll() is not None:
-                raise SystemExit(f"the run ended with {self.process.returncode} before {what}")
+                said = self.said.read_text()[-500:]
+                raise SystemExit(f"the run ended with {self.process.returncode} before {what}: {said}")
             time.sleep(POLL_S)
         raise SystemExit(f"no {what} within {DEADLINE_S:g} s")
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 IDLE_S, IDLE_POLL_S = 1.0, 0.05
 UNSERVED_S, UNSERVED_LOOKS = 5.0, 10
+PREPARE_SHARE = (
+    0.75  # of the time left: an engine that never answers leaves the others time to go on without it
+)
 FAULTS = (EngineError, WeightError, DeadlineExceeded)
 
 
@@ -175,7 +178,8 @@ class Update:
 
     async def _prepared(self, ready: Ready, engines: list[EngineClient]) -> list[machine.Event]:
         try:
-            found = await self._transport.prepare(ready, self._job.export, engines, self._left())
+            left = PREPARE_SHARE * self._left()
+            found = await self._transport.prepare(ready, self._job.export, engines, left)
         except (WeightError, DeadlineExceeded) as fault:
             return [Failed(None, str(fault))]
         if not found:

@@ -81,6 +81,13 @@ def test_everything_is_in_the_picture_and_nothing_overflows(width):
     assert all(len(line) <= width for line in text.splitlines())
 
 
+def test_the_line_of_waits_is_shown_whole():
+    line = "run -> rollout -> group g00000012.0 -> engine engine-1: a token, for 31 s of at most 600 s"
+    for width in (110, 60):
+        words = drawn(replace(VIEW, waits=line, stalled=True), width).replace("│", " ").split()
+        assert " ".join(words).find(line) > 0
+
+
 @given(width=st.integers(1, 130), ascii_only=st.booleans(), known=st.booleans())
 def test_any_width_can_be_drawn(width, ascii_only, known):
     assert drawn(VIEW if known else RunView("x"), width, ascii_only)
