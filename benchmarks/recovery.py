@@ -11,7 +11,7 @@ controller_sigkill (the trainer is in the same process)
     replaced: the same command, given at once, goes on with the run; serving: its next train step
 stall
     unroutable: the only engine is the root of what the run waits for (waits.json); serving: that was told as a
-    stall, 30 s after it moved last
+    stall, by default 25 s after it moved last
 
 `unroutable` of a stopped process follows from the health probes (--rollout-health-check-interval, -timeout: 1 s and
 5 s, three in a row). A kind that can't be measured here (no smg), or was not asked for, is null.
@@ -205,7 +205,7 @@ def measure(kind: str, folder: Path, repeats: int) -> list[Measured] | None:
         "decode_sigkill": ("--use-fault-tolerance", "--min-engines", "2", *halves(folder, repeats + 1)),
         "router_sigkill": (*TOLERANT, "--rollout-num-engines", "2", "--router", "smg"),
         "controller_sigkill": ("--save-interval", "1", "--rollout-num-engines", "2"),
-        "stall": ("--rollout-health-check-timeout", "600", "--stall-warning-s", "30"),
+        "stall": ("--rollout-health-check-timeout", "600"),
     }.get(kind, (*TOLERANT, *many))
     run = Run(folder / kind, *words)
     try:

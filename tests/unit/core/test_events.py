@@ -20,6 +20,7 @@ SAMPLES: dict[Any, Any] = {
     list[str]: ["a", ""],
     list[float]: [0.0, -1.5e-300],
     dict[str, float]: {"1": 0.5},
+    list[int]: [0, 7],
     list[list[int]]: [[1, 2, 3, 4], []],
 }
 

@@ -93,7 +93,7 @@ class SeeingOptions(Options):
         "auto", "Live panel: on a terminal only, always, or a plain line per step."
     )
     stall_warning_s: float = option(
-        30.0,
+        25.0,
         "Tell who waits for whom once what the run waits for has not moved for so long (`turnout doctor` tells it "
         "at any time).",
         unit="seconds",
