@@ -8,8 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.process.run_process import ROOT, ended, gone_within, of_kind, start, wait_for
 
 WORDS = ("--engine-threads", "1", "--no-plots", "--num-rollout", "2")
@@ -36,10 +34,10 @@ def kl(run: Path) -> list[float]:
 
 
 def test_a_reward_model_and_a_reference_of_their_own(tmp_path: Path) -> None:
-    """The reference's log-probs by engines make the KL that the trainer's own copy makes."""
-    once = ("--deterministic", "--trainer-threads", "1", "--dtype", "float32")
-    run, copy = tmp_path / "served", tmp_path / "copy"
-    summary = trained("reward_model", run, *once)
+    """The log-probs by engines of the reference are the trainer's own before training: their KL is 0, which is the
+    square of the difference; after it they are other ones."""
+    run = tmp_path / "run"
+    summary = trained("reward_model", run, "--dtype", "float32")
     models = summary["models"]
     assert set(models) == {"reward", "reference"}
     for told in (told for engines in models.values() for told in engines.values()):
@@ -47,9 +45,8 @@ def test_a_reward_model_and_a_reference_of_their_own(tmp_path: Path) -> None:
     base = next(row for row in of_kind(run, "VersionAttested"))
     assert [told["root"] for told in models["reference"].values()] == [base["root"]]
     assert all(-20 < reward < 0 for row in of_kind(run, "GroupCompleted") for reward in row["rewards"])
-    trained("reward_model", copy, *once, "--no-ref-model")
-    assert kl(run)[-1] > 1e-4, "the policy moved away from the reference"
-    assert kl(run) == pytest.approx(kl(copy), rel=1e-3, abs=1e-6)
+    before, after = kl(run)
+    assert 0 <= before < 1e-8 and after > 1e-4
 
 
 def test_a_tool_and_a_judge_that_are_models(tmp_path: Path) -> None:
