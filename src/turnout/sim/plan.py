@@ -87,11 +87,12 @@ def plan_of(seed: int, schedule: str | None = None, **fixed: Any) -> WorldPlan:
     } | _schedule(rng, schedule)
     options["save_interval"] = rng.choice((1, 2, 4)) * options["update_weights_interval"]
     again = random.Random(f"again/{seed}").random() < 0.5  # a source of its own: the rest stays what it was
-    options |= {"use_fault_tolerance": again} | fixed
     pairs = random.Random(f"pairs/{seed}")
-    prefills = pairs.randint(1, engines - 1) if engines > 1 and pairs.random() < 0.4 else 0
-    if prefills and options["min_engines"] == 1:
-        options["min_engines"] = 2
+    prefills = pairs.randint(1, engines - 1) if engines > 1 and pairs.random() < 0.25 else 0
+    if prefills:  # where no half comes again the first crash ends most runs: few worlds of that
+        again = pairs.random() < 0.8
+        options["min_engines"] = options["min_engines"] and 2
+    options |= {"use_fault_tolerance": again} | fixed
     options = _in_flight(seed, options) | options
     if options["deterministic"]:
         options.pop("rollout_window", None)
