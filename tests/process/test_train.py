@@ -49,6 +49,8 @@ def test_the_summary_tells_the_whole_run(finished: tuple[Path, str]) -> None:
     assert summary["audit"]["failed"] == 0 and summary["audit"]["passed"] >= 10
     assert 0 <= summary["mismatch_mean_abs_logprob"] < 0.08
     assert 0 < summary["seconds_training"] < summary["seconds_total"]
+    assert 0 < summary["control_bytes_max"] < 1 << 20
+    assert summary["data_bytes"] == sum(row["bytes"] for row in of_kind(finished[0], "VersionPublished")) > 0
 
 
 def test_a_run_leaves_its_files_and_nothing_else(finished: tuple[Path, str]) -> None:

@@ -46,6 +46,8 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     extra: dict[str, object] = {"reason": outcome.reason, "seed": config.seed, "incarnations": len(begins)}
     extra["evaluations"] = [] if outcome.evals is None else _all_points(outcome.evals)
     extra["weight_versions"] = _versions([event for event in events if isinstance(event, VersionPublished)])
+    extra["control_bytes_max"] = outcome.traffic.control_bytes_max
+    extra["data_bytes"] = sum(event.bytes for event in of_kind(events, VersionPublished))
     extra["later_turns_cache_hit"] = outcome.curves.cache_hit
     extra["engines"] = engine_summary(events)
     extra |= lag_summary(events) | models_summary(events)

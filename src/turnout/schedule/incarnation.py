@@ -59,7 +59,7 @@ from turnout.schedule.weight_plane import (
     make_store,
     open_plane,
 )
-from turnout.serving.client import EngineClient
+from turnout.serving.client import EngineClient, Traffic
 from turnout.serving.external import ExternalEngines
 from turnout.serving.launcher import Engine, launch
 from turnout.serving.left_behind import end_left_behind, taken_over
@@ -82,6 +82,7 @@ class Run:
     beginning: Beginning
     clock: Clock
     files: Store
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass
@@ -96,6 +97,7 @@ class RunOutcome:
     curves: Curves = field(default_factory=Curves)
     evals: EvalRuns | None = None
     final_folder: Path | None = None
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan: EnginePlan) -> Engine:
@@ -108,6 +110,7 @@ async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan:
         except WeightError as fault:
             await engine.stop()
             raise ConfigError(Fault("--update-weight-mode", config.update_weight_mode, str(fault))) from fault
+        engine.client.traffic = run.traffic
         return engine
     model = inputs.model if plan.model_path is None else inputs.models[plan.model_path]
     if plan.program is Program.SGLANG:
@@ -116,7 +119,7 @@ async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan:
         spec = wiring.engine_launch(config, plan, model, folders)
         found = None if run.beginning.checkpoint is None else await taken_over(spec, run.clock)
         engine = await launch(spec, run.clock) if found is None else found
-    engine.client.plan = plan
+    engine.client.plan, engine.client.traffic = plan, run.traffic
     return engine
 
 

@@ -49,7 +49,7 @@ class Session:
         """Raises ConfigError where the run should go on, but none of its checkpoints is complete."""
         begin = find_beginning(paths, record.run_id, files)
         self._run = Run(config, paths, record.run_id, begin, clock, files)
-        self.outcome = RunOutcome()
+        self.outcome = RunOutcome(traffic=self._run.traffic)
         self.limits = RunLimits(config, paths.root, clock, self._ends)
 
     def _ends(self, status: str, reason: str) -> None:

@@ -60,6 +60,14 @@ class Attestation:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class Traffic:
+    """What went to the engines besides samples, counted over all clients that share it: the largest body of a
+    control call, in bytes."""
+
+    control_bytes_max: int = 0
+
+
 class EngineClient:
     """One engine's API. Owns one connection pool; `plan` is what it was started as, `version` the last label that
     the engine attested, `holds` the committed version that it is known to serve (None: unknown; set by
@@ -71,7 +79,7 @@ class EngineClient:
     def __init__(self, engine_id: str, address: Address, clock: Clock, access: Access = OPEN) -> None:
         self.engine_id, self.address = engine_id, address
         self.version = "none"
-        self.plan = EnginePlan(engine_id)
+        self.plan, self.traffic = EnginePlan(engine_id), Traffic()
         self.holds: Held | None = None
         self.stock: StockEngine | None = None
         self.bootstrap_port: int | None = None
@@ -266,8 +274,12 @@ class EngineClient:
     async def _call(self, path: str, body: Any, phase: str, deadline_s: float) -> Any:
         """GET without a body, POST with one. Only the phase "rollout" is the data plane."""
         data = None if body is None else json.dumps(body).encode()
-        if data is not None and phase != "rollout" and len(data) > CONTROL_BODY_BYTES_MAX:
-            raise ValueError(f"{path}: a control body of {len(data)} bytes; tensors never travel in these")
+        if data is not None and phase != "rollout":
+            if len(data) > CONTROL_BODY_BYTES_MAX:
+                raise ValueError(
+                    f"{path}: a control body of {len(data)} bytes; tensors never travel in these"
+                )
+            self.traffic.control_bytes_max = max(self.traffic.control_bytes_max, len(data))
         what = f"engine {self.engine_id} to answer {path}"
         self.pending[path] = self._clock.now()
         try:
