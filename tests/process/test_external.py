@@ -19,6 +19,7 @@ import pytest
 from tests.engine_process import EngineProcess
 from tests.held_reward import VARIABLE
 from tests.process.run_process import ROOT, TINY, ended, environment, of_kind, start, wait_for
+from tests.throttled_proxy import ThrottledProxy
 from turnout.train.model_zoo import resolve_checkpoint
 
 SHORT = ("--no-plots", "--skip-eval-before-train", "--eval-num-prompts", "2", "--trainer-threads", "1")
@@ -86,6 +87,50 @@ def test_a_run_on_two_engines_of_somebody_else_and_on_again(tmp_path: Path, star
     assert all(engine.process.poll() is None for engine in engines)
     whole(run, train(run, *words, "--num-rollout", "3"))
     assert all(engine.call("/weight_version")[1]["version"].startswith("v") for engine in engines)
+
+
+def test_a_run_goes_on_while_the_network_is_split_and_the_engine_beyond_joins_after_it(
+    tmp_path: Path, start_engine: Start
+) -> None:
+    """No connection ends: what is in flight to the engine beyond is missed by the probes alone."""
+    near, far = (start_engine("--threads", "1").serving() for _ in range(2))
+    network = ThrottledProxy(far.url)
+    run, beyond = tmp_path / "run", network.endpoint.removeprefix("http://")
+    words = (
+        "--rollout-external-engine-addrs",
+        place(near),
+        beyond,
+        "--use-fault-tolerance",
+        "--min-engines",
+        "1",
+    )
+    probes = ("--rollout-health-check-interval", "0.3", "--rollout-health-check-timeout", "1")
+    long = ("--rollout-max-response-len", "96", "--rollout-min-response-len", "96", "--num-rollout", "100000")
+    process = start(
+        "train", str(TINY), "--run-dir", str(run), "--schedule", "async", *SHORT, *words, *probes, *long
+    )
+
+    def steps() -> int:
+        return len(of_kind(run, "StepTrained"))
+
+    wait_for("two steps", lambda: steps() >= 2, process)
+    network.split()
+    wait_for("the loss", lambda: beyond in {row["engine"] for row in of_kind(run, "EngineLost")}, process)
+    before = steps()
+    wait_for("steps without it", lambda: steps() >= before + 3, process)
+    assert not [row for row in of_kind(run, "VersionAttested")[-2:] if row["engine"] == beyond]
+    at = len(of_kind(run, "VersionAttested"))
+    network.heal()
+    proofs = lambda: [row for row in of_kind(run, "VersionAttested")[at:] if row["engine"] == beyond]  # noqa: E731
+    wait_for("its proof of a version", proofs, process)
+    before = steps()
+    wait_for("a step with it", lambda: steps() > before, process)
+    process.send_signal(signal.SIGTERM)
+    status, _, err = ended(process)
+    network.close()
+    summary = json.loads((run / "summary.json").read_text())
+    assert status == 143 and summary["status"] == "interrupted", err
+    assert summary["audit"]["failed"] == 0 and summary["groups"]["lost"] == 0, summary
 
 
 def asked(name: str) -> dict[str, Any]:
