@@ -107,7 +107,7 @@ def seeds_count(c: RunConfig) -> Iterator[Fault]:
     """SGLang heeds the seed of a request with enable-deterministic-inference only, which no CPU has."""
     if c.engine == "sglang" and c.deterministic:
         yield Fault(
-            "--deterministic", "", "SGLang's tokens depend on more than the seed", "use --engine embedded"
+            "--deterministic", "", "SGLang's tokens depend on more than the seed", "use embedded engines"
         )
 
 

@@ -13,7 +13,7 @@ from turnout.config.check_engines import ENGINE_CHECKS, deterministic_threads, s
 from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
-from turnout.config.check_router import ROUTER_CHECKS
+from turnout.config.check_router import ROUTER_CHECKS, stock_engines_are_alike
 from turnout.config.check_schedule import SCHEDULE_CHECKS, update_policy_fits
 from turnout.config.check_sglang import SGLANG_CHECKS, one_rank, seeds_count
 from turnout.config.check_topology import TOPOLOGY_CHECKS, each_group
@@ -333,7 +333,15 @@ def groups_fit(c: RunConfig) -> Iterator[Fault]:
     rules = (sequence_fits, step_holds_decodes, deterministic_threads, one_rank, seeds_count)
     yield from each_group(c, rules)
     updates = (quantised_engines, engine_applies_deltas, hook_has_a_reader, checkpoint_engine_can_run)
-    yield from each_group(c, (*updates, update_policy_fits), updated=True)
+    yield from each_group(c, (*updates, update_policy_fits, stock_engines_are_alike), updated=True)
+
+
+def sglang_faults(c: RunConfig) -> tuple[Fault, ...]:
+    """What a run with these valid options asks that no SGLang does: external engines tell what they are only when
+    they answer."""
+    stock = c.model_copy(update={"engine": "sglang"})
+    rules = (seeds_count, update_policy_fits, stock_engines_are_alike)
+    return tuple(fault for rule in rules for fault in rule(stock))
 
 
 CHECKS: tuple[Check, ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from turnout.config.checks import sglang_faults
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.ports import Clock
@@ -29,9 +30,8 @@ def external_access(config: RunConfig) -> Access:
 
 def external_engines(config: RunConfig, model: Path, clock: Clock) -> ExternalEngines:
     """How the run asks engines of somebody else; `model` is its checkpoint."""
-    return ExternalEngines(
-        Wanted(config.dtype, ModelIdentity.of_folder(model), external_access(config)), clock
-    )
+    identity, access = ModelIdentity.of_folder(model), external_access(config)
+    return ExternalEngines(Wanted(config.dtype, identity, access, sglang_faults(config)), clock)
 
 
 def listed(file: Path) -> tuple[EnginePlan, ...]:

@@ -9,7 +9,7 @@ its attestation. Shapes: SGLang 0.5.23 (srt/entrypoints/http_server.py), and the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,13 @@ class EngineInfo:
         """Of an engine that `faults` has nothing against."""
         return WorkerType.REGULAR if self.mode in ("", "null") else WorkerType(self.mode)
 
-    def faults(self, dtype: str, model: ModelIdentity) -> Iterator[Fault]:
-        """What keeps the engine from serving a run that trains this model in this dtype."""
+    def faults(self, dtype: str, model: ModelIdentity, stock: Iterable[Fault] = ()) -> Iterator[Fault]:
+        """What keeps the engine from serving a run that trains this model in this dtype. `stock`: what the run asks
+        that no SGLang does."""
         where = self.address.place
+        for asked in () if self.ours else stock:
+            reason = f"{where} is {self.program}: {asked.reason}"
+            yield Fault(asked.where, asked.value, reason, asked.remedy)
         if self.dtype != dtype:
             reason = f"has the dtype {self.dtype or 'unknown'}, the run trains in {dtype}"
             yield Fault(FLAG, where, reason, f"start it with --dtype {dtype}")

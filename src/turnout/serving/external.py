@@ -84,11 +84,12 @@ class ExternalEngine(Engine):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What every engine must be, and how it is asked."""
+    """What every engine must be, and how it is asked. `stock`: what the run asks that no SGLang does."""
 
     dtype: str
     model: ModelIdentity
     access: Access
+    stock: tuple[Fault, ...] = ()
 
 
 class ExternalEngines:
@@ -106,7 +107,8 @@ class ExternalEngines:
         end = self._clock.now() + deadline_s
         self.found.pop(name, None)
         info = await self._answers(name, address, end)
-        faults = [*info.faults(self._wanted.dtype, self._wanted.model), *self._twins(info)]
+        wanted = self._wanted
+        faults = [*info.faults(wanted.dtype, wanted.model, wanted.stock), *self._twins(info)]
         if faults:
             raise ConfigError(faults)
         kind = EngineClient if info.ours else SglangClient

@@ -119,6 +119,12 @@ MISTAKES = [
     (TWO, ["--rollout-num-engines", "2"], "--rollout-num-engines = 2: --sglang-config says which engines"),
     (PD.replace(", num_gpus_per_engine: 2", ""), ["--min-engines", "1"],
      "--min-engines = 1: half of a pair answers nothing"),
+    (PD, ["--schedule", "async", "--router", "smg", "--max-engine-lag", "1"],
+     "group 2 (decode): --max-engine-lag = 1: a router mixes SGLang engines"),
+    (PD, ["--schedule", "async", "--on-weight-update", "continue"],
+     "group 2 (decode): --on-weight-update = continue: SGLang does not say"),
+    (PD, ["--deterministic", "--engine-threads", "1", "--trainer-threads", "1"],
+     "group 2 (decode): --deterministic: SGLang's tokens depend"),
     (TWO, ["--min-engines", "5"], "--min-engines = 5: the run has 4 engines that are updated"),
 ]  # fmt: skip
 

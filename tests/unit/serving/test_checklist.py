@@ -71,6 +71,8 @@ def test_a_stock_engine_is_proved_by_its_checksums() -> None:
     ("engine", "options", "result", "names"),
     [
         (stock(version="0.4.1"), {}, Result.UNKNOWN, ["engine program", "update path"]),
+        (stock(), {"deterministic": True}, Result.FAILED, ["engine program"]),
+        (stock(engine="turnout", delta_formats=[]), {"deterministic": True}, Result.FAILED, []),
         (stock(dtype="auto"), {}, Result.FAILED, ["engine dtype"]),
         (stock(dtype="half"), {}, Result.FAILED, ["engine dtype"]),
         (replace(stock(), differs="1 of its 2 parameters differ: x"), {}, Result.FAILED, ["engine model"]),

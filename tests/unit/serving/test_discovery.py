@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.scripted_engine import ScriptedEngine
-from turnout.core.errors import ConfigError, EngineError
+from turnout.core.errors import ConfigError, EngineError, Fault
 from turnout.placement.real import RealClock
 from turnout.serving.access import OPEN
 from turnout.serving.address import Address
@@ -101,6 +101,13 @@ def test_halves_of_a_pair() -> None:
     half = info(STOCK, disaggregation_mode="prefill")
     assert (half.worker_type, half.bootstrap_port, faults(half)) == (WorkerType.PREFILL, 8998, [])
     assert info(STOCK, disaggregation_mode="decode").worker_type is WorkerType.DECODE
+
+
+def test_what_the_run_asks_of_embedded_engines_only() -> None:
+    asked = (Fault("--option", "1", "no SGLang does it", "leave it out"),)
+    assert list(info(OURS).faults("bfloat16", MODEL, asked)) == []
+    (fault,) = info(STOCK).faults("bfloat16", MODEL, asked)
+    assert fault.line() == "--option = 1: host1:30000 is sglang-0.5.23: no SGLang does it -> leave it out"
 
 
 def test_a_file_of_addresses() -> None:

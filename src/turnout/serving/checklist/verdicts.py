@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from turnout.config.checks import sglang_faults
 from turnout.config.run_config import RunConfig
 from turnout.serving.checklist.facts import Deployment, EngineFacts, ModelFacts
 from turnout.serving.checklist.here import CHECKED_SGLANG
@@ -74,8 +75,11 @@ def programs(d: Deployment) -> Iterator[Finding]:
     for engine in d.engines:
         if engine.strange:
             yield failed(engine.strange, engine.name)
+    excluded = "; ".join(fault.line() for fault in sglang_faults(d.config))
     for engine, said in d.answering:
-        if said.ours or said.program == SGLANG:
+        if excluded and not said.ours:
+            yield failed(f"{said.program}, which the run's options exclude: {excluded}", engine.name)
+        elif said.ours or said.program == SGLANG:
             yield proved(said.program, engine.name)
         else:
             yield unknown(f"{said.program}; this program was checked against {SGLANG}", engine.name)
@@ -281,7 +285,12 @@ CHECKS = (
         addresses,
         "start the engine, open its port to this host, or mend --rollout-external-engine-addrs",
     ),
-    Check("engine program", "a program and version that is known here", programs, f"use {SGLANG}"),
+    Check(
+        "engine program",
+        "a program and version that is known here",
+        programs,
+        f"use {SGLANG}, and options that it has",
+    ),
     Check(
         "engine model",
         "every engine serves the run's model",
