@@ -20,13 +20,14 @@ from turnout.protocol.sglang import GenerateReply, finite_logprobs, mixed_ranges
 @dataclass(frozen=True)
 class PartialReply:
     """Tokens that were told for the first time; `kv_mixed` is 1 for those made on KV of older weights. `engine_id`:
-    who made them."""
+    who made them; `among`: the engines of which one did, where that is not known."""
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[tuple[int, str], ...]
     kv_mixed: tuple[int, ...]
     engine_id: str
+    among: tuple[str, ...] = ()
 
     def parted(self, engine_id: str) -> tuple[PartialReply, PartialReply]:
         """Its first token, which the engine of this id made, and the others."""

@@ -18,6 +18,7 @@ from turnout.protocol.stream import PartialReply
 from turnout.weights.routing import Standing
 
 Journal = Callable[["Draft"], None]
+WORST = (Standing.COMMITTED, Standing.TENTATIVE, Standing.VOID)
 ENVIRONMENT = "environment"  # in the place of an engine's id: tokens that no model made
 
 
@@ -53,7 +54,7 @@ class Draft:
         self._engines = list(begun.engines.runs)
         # tokens of committed versions; tokens that the journal was told of
         self._sure = self._told = len(self.ids)
-        self._open: list[tuple[int, str, str]] = []  # the versions of the others
+        self._open: list[tuple[int, str, tuple[str, ...]]] = []  # the others: label, who made them
         self._reported = desk.clock.now()
         self.turn = 0  # where the turn begins that is being made
 
@@ -74,7 +75,7 @@ class Draft:
         self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else [1] * len(new.kv_mixed)
         for tokens, label in new.spans:
             _lengthen(self._spans, tokens, label)
-            self._open.append((tokens, label, new.engine_id))
+            self._open.append((tokens, label, new.among or (new.engine_id,)))
         _lengthen(self._engines, len(new.output_ids), new.engine_id)
         self.settle()
 
@@ -111,8 +112,8 @@ class Draft:
         """COMMITTED: every token is of a committed version; TENTATIVE: of some it is not known yet; VOID: some were
         of a version that never will be committed, and are gone, with all after them."""
         while self._open:
-            tokens, label, engine_id = self._open[0]
-            standing = self._desk.standing(label, engine_id)
+            tokens, label, engines = self._open[0]
+            standing = max((self._desk.standing(label, name) for name in engines), key=WORST.index)
             if standing is Standing.VOID:
                 self.drop_unsure()
             if standing is not Standing.COMMITTED:
@@ -131,9 +132,9 @@ class Draft:
         self._cut(count)
         self._sure = min(sure, count)
         left = count - self._sure
-        for tokens, label, engine_id in open_runs:
+        for tokens, label, engines in open_runs:
             if left > 0:
-                self._open.append((min(tokens, left), label, engine_id))
+                self._open.append((min(tokens, left), label, engines))
             left -= tokens
 
     def report_due(self) -> None:

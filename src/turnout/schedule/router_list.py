@@ -19,10 +19,8 @@ from turnout.serving.client import EngineClient
 from turnout.serving.roster import WorkerType
 from turnout.serving.router_client import Behind, Listed, RouterClient, RouterRoute, Worker
 from turnout.transfer.fleet import Fleet
-from turnout.weights.routing import Standing
 
 PROBE_S = 60.0
-WORST = (Standing.COMMITTED, Standing.TENTATIVE, Standing.VOID)
 
 
 class RouterList:
@@ -50,7 +48,7 @@ class RouterList:
 
     def routes(self, room: Callable[[], float]) -> Routes:
         """How samples find their engines through it."""
-        return Routes(self.routable, self.standing, self.changed, room)
+        return Routes(self.routable, self.fleet.standing, self.changed, room)
 
     def routable(self) -> list[RouterRoute]:
         """The router, as it is now; raises WeightError while it must not be asked."""
@@ -78,16 +76,11 @@ class RouterList:
             raise WeightError(f"{self._name} can't be asked: it says of no {missing} engine that it serves")
         oldest = min(holds, key=lambda held: held.step).version.label
         pairs = any(engine.plan.worker_type is WorkerType.DECODE for engine in engines)
-        now = Behind({engine.address.url: engine.engine_id for engine in engines}, oldest, pairs)
+        told = tuple(sorted(serving[url].engine_id for url in behind))
+        now = Behind({engine.address.url: engine.engine_id for engine in engines}, oldest, pairs, told)
         if self._route is None or self._route.behind != now or self._route.router is not self._client:
             self._route = RouterRoute(self._client, now, self._run)
         return self._route
-
-    def standing(self, label: str, engine_id: str) -> Standing:
-        """As Fleet.standing. Of tokens whose engine nobody named: what holds of all engines."""
-        if engine_id != self._name:
-            return self.fleet.standing(label, engine_id)
-        return max((self.fleet.standing(label, name) for name in self.fleet.engines), key=WORST.index)
 
     async def changed(self) -> None:
         """As Fleet.changed."""

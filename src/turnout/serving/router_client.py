@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -116,12 +116,13 @@ def _listed(row: dict[str, Any]) -> Listed:
 
 @dataclass(frozen=True)
 class Behind:
-    """What is behind a router at one time: the ids of the engines by their address, and the label of the weights
-    that a request may ask of all of them."""
+    """What is behind a router at one time: the ids of the engines by their address, the label of the weights that
+    a request may ask of all of them, and the ids of all that it was `told` of, as it may ask one unseen."""
 
     engines: Mapping[str, str] = field(default_factory=dict)
     label: str = "none"
     pairs: bool = False
+    told: tuple[str, ...] = ()
 
 
 class RouterRoute(EngineClient):
@@ -147,13 +148,14 @@ class RouterRoute(EngineClient):
         start = self.behind.pairs
         async with contextlib.aclosing(super().generate_stream(request, deadline_s)) as stream:
             async for item in stream:
-                if start and isinstance(item, PartialReply):
-                    start = False
-                    for part in item.parted(self.engine_id):
-                        if part.output_ids:
-                            yield part
-                else:
+                if not isinstance(item, PartialReply):
                     yield item
+                    continue
+                for part in item.parted(self.engine_id) if start else (item,):
+                    if part.output_ids:
+                        nobodys = part.engine_id == self.engine_id
+                        yield replace(part, among=self.behind.told) if nobodys else part
+                start = False
 
     def _event(self, event: str | None, told: Stream) -> list[PartialReply | GenerateReply]:
         """An event that ends in the middle is an engine's death: smg tells of it in the middle of that line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ import pytest
 from tests.scripted_engine import Answer, ScriptedEngine, reply
 from tests.unit.rollout.parts import Log
 from turnout.core.errors import ConfigError, EngineError, WeightError
+from turnout.core.types import Trajectory
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
+from turnout.protocol.sglang import GenerateRequest, SamplingParams
+from turnout.protocol.stream import PartialReply
+from turnout.rollout.draft import Desk, Draft, Pace
 from turnout.schedule.router_list import RouterList
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
@@ -124,17 +129,30 @@ def test_a_worker_of_others_stays_and_nothing_goes_through_beside_it() -> None:
     run(work)
 
 
-def test_tokens_that_nobody_is_named_for_stand_as_with_all_engines() -> None:
+def test_tokens_that_nobody_is_named_for_stand_as_with_all_engines_that_the_router_was_told_of() -> None:
     async def work(bench: Bench) -> None:
-        assert bench.members.standing(LABEL, "router") is Standing.COMMITTED
-        bench.fleet.add(EngineClient("e1", Address("127.0.0.1", 9), CLOCK))
-        assert bench.members.standing(LABEL, "router") is Standing.VOID, "e1 has not proved it"
-        del bench.fleet.engines["e1"]
+        bench.router.on_generate = lambda body: reply(body["sampling_params"]["max_new_tokens"], LABEL)
+        await bench.members.match()
+        bench.router.looks = 5
+        await bench.members.match()
+        bench.fleet.add(EngineClient("e1", Address("127.0.0.1", 9), CLOCK))  # joins, and proved nothing yet
+        [route] = bench.members.routable()
+        request = GenerateRequest("rid", (1,), SamplingParams(max_new_tokens=2))
+        [told, _] = [item async for item in route.generate_stream(request, 5.0)]
+        assert isinstance(told, PartialReply) and (told.engine_id, told.among) == ("router", ("e0",))
+        desk = Desk(lambda _: None, bench.members.routes(lambda: 9.0).standing, CLOCK, Pace())
+
+        def kept(part: PartialReply) -> tuple[int, Standing]:
+            draft = Draft(Trajectory.unbegun(0), desk)
+            draft.extend(part)
+            return len(draft.ids), draft.settle()
+
+        assert kept(told) == (2, Standing.COMMITTED), "e1 was not behind it"
+        assert kept(replace(told, among=("e0", "e1")))[0] == 0, "e1 may have made it"
         bench.fleet.activate("e0")
-        newer = WeightVersion(1, 4, "cd" * 16).label
-        assert bench.members.standing(newer, "router") is Standing.TENTATIVE
-        bench.fleet.fence("e0", newer, "a test")
-        assert bench.members.standing(newer, "router") is Standing.VOID
-        assert bench.members.standing(LABEL, "e0") is Standing.COMMITTED
+        newer = replace(told, spans=((2, WeightVersion(1, 4, "cd" * 16).label),))
+        assert kept(newer) == (2, Standing.TENTATIVE)
+        bench.fleet.fence("e0", newer.spans[0][1], "a test")
+        assert kept(newer)[0] == 0
 
     run(work)
