@@ -126,7 +126,9 @@ class Outcome:
 
 
 class Decoder:
-    """A text that differs where token ids do."""
+    """A text that differs where token ids do; no token ends one."""
+
+    eos_ids: tuple[int, ...] = ()
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         del skip_special_tokens

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from turnout.core.errors import GenerateFailed, TurnoutError
 from turnout.core.ports import Clock
@@ -28,6 +27,7 @@ from turnout.core.waits import Wait
 from turnout.rollout.deadlines import Deadlines
 from turnout.rollout.draft import Draft
 from turnout.rollout.sampler import Ask, Sampler
+from turnout.rollout.stops import ended
 from turnout.rollout.tokenizer import TokenizerLike
 
 FUNCTION = "the generate function"
@@ -81,7 +81,7 @@ class Episode:
         params = plan.params
         most = params.max_new_tokens if max_new_tokens is None else first + max_new_tokens
         params = but(params, max_new_tokens=min(most, params.max_new_tokens), stop=(*params.stop, *stop))
-        whole = last < len(draft.ids) or (last > first and draft.ids[last - 1] in self._turns.ends(params))
+        whole = last < len(draft.ids) or ended(self._turns.tokenizer, params, draft.ids, first)
         finish = Finish.STOP
         if not whole:
             draft.turn = first
@@ -142,11 +142,6 @@ class Turns:
     @property
     def clock(self) -> Clock:
         return self.sampler.clock
-
-    def ends(self, params: Any) -> set[int]:
-        """Ids that end a turn."""
-        own = () if params.ignore_eos else self.tokenizer.eos_ids
-        return {*own, *params.stop_token_ids}
 
     async def sample(self, ask: Ask) -> Trajectory:
         """As Sampler.sample. Raises GenerateFailed for what the function does wrong."""

@@ -25,7 +25,7 @@ from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingPara
 from turnout.rollout.draft import Desk, Draft, Journal, Pace
 from turnout.rollout.line import Line
 from turnout.rollout.spread import Spread, endless
-from turnout.rollout.stops import Decoder, stopped_at
+from turnout.rollout.stops import Decoder, ended, stopped_at
 from turnout.serving.client import EngineClient
 from turnout.serving.pair import Way
 from turnout.weights.routing import Standing
@@ -192,16 +192,15 @@ class Sampler:
         """Asks engines until the turn that begins at `draft.turn` has ended; ABORT after too many requests that
         brought nothing. `wait` says what for, and moves with every token."""
         end = self._clock.now() + ask.plan.deadline_s
-        if ask.plan.mask_offpolicy and draft.ids:
+        if ask.plan.mask_offpolicy and draft.ids and self._over(ask, draft) is None:
             draft.mask_old((await self._way(ask, None, wait, end)).engine.version)
         way: Way | None = None
         barren = 0
         while True:
-            stop = self._stopped(ask.plan.params.stop, draft, len(draft.ids))
-            over = ask.plan.left(len(ask.prompt.token_ids), len(draft.ids)) <= 0
-            if stop is not None or over:
+            over = self._over(ask, draft)
+            if over is not None:
                 made = len(draft.ids)
-                finish = await self._ended(Finish.LENGTH if stop is None else Finish.STOP, draft, end)
+                finish = await self._ended(over, draft, end)
                 if finish is not Finish.ABORT or len(draft.ids) == made:
                     return finish  # else some were void: on from the rest
             before, dead = len(draft.ids), None
@@ -336,6 +335,15 @@ class Sampler:
                     return await self._ended(Finish.STOP, draft, end)
                 draft.report_due()
         raise AssertionError("a stream ends with a reply or an error")
+
+    def _over(self, ask: Ask, draft: Draft) -> Finish | None:
+        """How the turn has ended by the tokens that exist; None where it goes on."""
+        params, ids = ask.plan.params, draft.ids
+        if ended(self.decoder, params, ids, draft.turn):
+            return Finish.STOP
+        if self._stopped(params.stop, draft, len(ids)) is not None:
+            return Finish.STOP
+        return Finish.LENGTH if ask.plan.left(len(ask.prompt.token_ids), len(ids)) <= 0 else None
 
     def _stopped(self, stops: Sequence[str], draft: Draft, seam: int, since: int = 0) -> int | None:
         """As stopped_at, of the turn that is being made."""

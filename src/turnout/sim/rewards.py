@@ -13,7 +13,9 @@ HANGS_S = 1e5
 
 
 class Decoder:
-    """A tokenizer's part: a text that differs where token ids do."""
+    """A tokenizer's part: a text that differs where token ids do. No simulated engine makes an end token."""
+
+    eos_ids: tuple[int, ...] = ()
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         del skip_special_tokens

@@ -46,6 +46,8 @@ class QuickClock(RealClock):
 class Numbers:
     """Decodes ids to their decimal spelling."""
 
+    eos_ids: tuple[int, ...] = ()
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, token_ids))
 

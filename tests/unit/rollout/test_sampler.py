@@ -477,3 +477,41 @@ def test_a_group_that_is_cut_has_finished_members_and_partial_ones() -> None:
         assert not again.partial and again.rewards == [1.0] * 3 and len(engine.calls) == 5
 
     on(use)
+
+
+@pytest.mark.parametrize(
+    "params, goes_on",
+    [({}, False), ({"stop_token_ids": (token(3),)}, False), ({"min_new_tokens": 3}, False),
+     ({"min_new_tokens": 4}, True), ({"ignore_eos": True, "stop_token_ids": (token(3),)}, True)],
+)  # fmt: skip
+def test_a_sample_whose_end_token_exists_is_not_made_further(params: Any, goes_on: bool) -> None:
+    async def use(world: World) -> None:
+        if params.get("stop_token_ids") is None:
+            world.sampler.decoder = ends_with(token(3))
+        for offpolicy in (False, True):
+            plan = {"params": SamplingParams(max_new_tokens=10, **params), "mask_offpolicy": offpolicy}
+            made = await world.sample(begun(4), **plan)
+            if goes_on:
+                whole(made)
+            else:
+                assert (made.response_ids, made.finish) == (begun(4).response_ids, Finish.STOP)
+                assert made.loss_mask == (1,) * 4 and made.text == "40 41 42 43"
+        assert bool(world.engines[0].calls) is goes_on
+
+    on(use)
+
+
+def test_an_engine_that_died_with_the_end_token_is_not_asked_again() -> None:
+    async def use(world: World) -> None:
+        world.sampler.decoder = ends_with(token(3))
+        world.engines[0].script("/generate", broken(row(0, 4, None)))
+        made = await world.sample()
+        assert (len(made.response_ids), made.finish, len(world.engines[0].calls)) == (4, Finish.STOP, 1)
+
+    on(use)
+
+
+def ends_with(*ids: int) -> Numbers:
+    decoder = Numbers()
+    decoder.eos_ids = ids
+    return decoder
