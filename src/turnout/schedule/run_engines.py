@@ -57,8 +57,8 @@ class Probes:
 @dataclass(frozen=True)
 class Around:
     """What the engines have to do with. `phase`: what the run is at; `lost`: told of a death and what follows;
-    `joins`: takes a new life in; `unasked`: why an engine that is alive will never be asked again (empty: it will);
-    `changing`: its weights are being put into place, and it may be late to answer."""
+    `joins`: takes a new life in, which EngineDead ends; `unasked`: why an engine that is alive will never be asked
+    again (empty: it will); `changing`: its weights are being put into place, and it may be late to answer."""
 
     phase: Callable[[], str]
     lost: Callable[[EngineDead, str], None]
@@ -322,8 +322,12 @@ class RunEngines:
         try:
             with self._waits(ENGINES, f"engine {name}", "it to hold the current version"):
                 await asyncio.wait({joins, death}, return_when=asyncio.FIRST_COMPLETED)
-            if joins.done():
-                joins.result()
+            fault = joins.exception() if joins.done() else None
+            if isinstance(fault, EngineDead) and not death.done():
+                self._health[name] = self._health[name].after(Sign.ENDED)
+                return fault
+            if fault is not None and not isinstance(fault, EngineDead):
+                raise fault
             return await death
         finally:
             for task in (joins, death):

@@ -7,11 +7,12 @@ did.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from turnout.config.run_config import RunConfig
-from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError, Fault
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, Fault
 from turnout.core.ports import Clock, EventSink
 from turnout.placement.tasks import together
 from turnout.schedule.dedicated import DedicatedEngines, Following
@@ -23,6 +24,11 @@ from turnout.schedule.run_engines import RunEngines
 from turnout.serving.client import EngineClient
 from turnout.serving.models import Live, Models
 from turnout.transfer.transport import Transport
+
+TRIES_MAX = 3
+PAUSE_S = 2.0
+
+log = logging.getLogger(__name__)
 
 
 class RunModels:
@@ -53,12 +59,20 @@ class RunModels:
         return self
 
     async def again(self, engine: EngineClient) -> str:
-        """Takes in the next life of an engine; what to tell of it. Raises WeightError where it is another one."""
-        try:
-            await self._joins(engine)
-        except (EngineError, DeadlineExceeded) as fault:
-            return f"runs again, but is not asked: {fault}"
-        return f"serves the model {engine.plan.model!r} again"
+        """Takes in the next life of an engine; what to tell of it. Raises WeightError where it is another one,
+        EngineDead where it does not attest in TRIES_MAX tries: a life that nobody would ask."""
+        name, tries = engine.engine_id, 1
+        while True:
+            try:
+                await self._joins(engine)
+                return f"serves the model {engine.plan.model!r} again"
+            except (EngineError, DeadlineExceeded) as fault:
+                if tries == TRIES_MAX:
+                    reason = f"it does not attest, asked {tries} times, the last with: {fault}"
+                    raise EngineDead(name, "attest", engine.version, reason) from fault
+                log.warning("engine %s runs again, but is not asked yet: %s", name, fault)
+            tries += 1
+            await self._clock.sleep(PAUSE_S)
 
     def lost(self, engine_id: str) -> None:
         self._frozen.lost(engine_id)

@@ -11,19 +11,23 @@ from typing import Any
 import pytest
 
 from tests.scripted_engine import Answer, ScriptedEngine
-from tests.unit.rollout.parts import Log
+from tests.unit.rollout.parts import Log, QuickClock
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, WeightError
 from turnout.core.events import ModelAttested
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.core.version import WeightVersion
+from turnout.core.waits import Waits
 from turnout.placement.real import RealClock
 from turnout.rollout.rewards import RewardRunner
 from turnout.schedule.dedicated import DedicatedEngines, Following
 from turnout.schedule.frozen import FrozenModels
 from turnout.schedule.reference import Reference
-from turnout.schedule.run_models import check_models
+from turnout.schedule.run_engines import Around, Care, Probes, RunEngines
+from turnout.schedule.run_models import RunModels, check_models
 from turnout.serving.client import EngineClient
+from turnout.serving.external import Elsewhere
+from turnout.serving.launcher import Engine
 from turnout.serving.models import Models, model_url
 from turnout.serving.roster import EnginePlan
 
@@ -113,6 +117,57 @@ def test_a_frozen_model_that_changed_is_an_error_that_names_both_digests() -> No
         return [(event.engine, event.root, event.level) for event in log.of(ModelAttested)]
 
     assert on(use) == [("judge-0", root, "memory") for root in (OLD, OLD, NEW)]
+
+
+def configured(folder: Path, **given: Any) -> RunConfig:
+    path = folder / "groups.yaml"
+    path.write_text(GROUPS)
+    required = {"hf_checkpoint": "m", "prompt_data": "p", "sglang_config": str(path)}
+    return RunConfig.model_validate(required | given)
+
+
+def test_the_next_life_of_a_frozen_engine_is_asked_once_it_attests(tmp_path: Path) -> None:
+    async def use(one: ScriptedEngine, _two: ScriptedEngine) -> None:
+        nothing: Any = None
+        engines = RunEngines(nothing, Log(), QuickClock(), Waits(lambda: 0.0))
+        models = RunModels(configured(tmp_path), engines, nothing, Log(), QuickClock())
+        attests(one, OLD)
+        one.script("/weight_version", Answer(503), Answer(500))
+        assert await models.again(judge(one)) == "serves the model 'judge' again"
+        assert models.models.engine("judge").engine_id == "judge-0"
+        one.script("/weight_version", Answer(503), Answer(503), Answer(503))
+        with pytest.raises(EngineDead, match=r"it does not attest, asked 3 times, the last with: .*503"):
+            await models.again(judge(one))
+
+    on(use)
+
+
+def test_a_life_that_does_not_join_ends_and_another_is_started() -> None:
+    async def use(one: ScriptedEngine, _two: ScriptedEngine) -> list[str]:
+        joined, said = asyncio.Event(), list[str]()
+
+        async def start(_plan: EnginePlan) -> Engine:
+            return Engine(Elsewhere(), judge(one))
+
+        async def joins(client: EngineClient) -> None:
+            if len(said) == 1:
+                raise EngineDead(client.engine_id, "attest", "none", "it does not attest")
+            joined.set()
+
+        def lost(fault: EngineDead, _then: str) -> None:
+            said.append(fault.reason)
+
+        async def work() -> None:
+            await joined.wait()
+
+        engines = RunEngines(start, Log(), QuickClock(), Waits(lambda: 0.0))
+        around = Around(lambda: "rollout", lost, joins, lambda _: "", lambda _: False)
+        one.script("/health", Answer(500))
+        await engines.start(judge(one).plan)
+        await engines.during(work(), Care(Probes(0.05, 5.0, failures=1), 3, {}), around)
+        return said
+
+    assert on(use)[1:] == ["it does not attest"]
 
 
 class Versions:
@@ -211,10 +266,7 @@ sglang:
     ],
 )
 def test_options_name_models_that_are_there(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    path = tmp_path / "groups.yaml"
-    path.write_text(GROUPS)
-    required = {"hf_checkpoint": "m", "prompt_data": "p", "sglang_config": str(path)}
-    config = RunConfig.model_validate(required | given)
+    config = configured(tmp_path, **given)
     if not said:
         check_models(config)
         return
