@@ -326,9 +326,10 @@ class Sampler:
                 if since == seam:
                     wait.on = f"engine {way.engine.engine_id}"
                 for part in way.made(item, since == seam):
+                    before = len(draft.ids)
                     draft.extend(part)
-                if len(draft.ids) < since + len(item.output_ids):  # of a version that never will be committed
-                    return Finish.ABORT
+                    if len(draft.ids) < before + len(part.output_ids):  # of a version that never is committed
+                        return Finish.ABORT
                 stop = self._stopped(stops, draft, seam, since)
                 if stop is not None:
                     draft.end_at(stop)

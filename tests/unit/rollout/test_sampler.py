@@ -515,3 +515,28 @@ def ends_with(*ids: int) -> Numbers:
     decoder = Numbers()
     decoder.eos_ids = ids
     return decoder
+
+
+def test_where_the_prompts_engine_had_void_weights_nothing_of_the_pairs_answer_stays() -> None:
+    async def use(world: World) -> None:
+        prompts, decode = world.clients
+        prompts.bootstrap_port = 77
+        decode_engine = world.engines[1]
+
+        def standing(label: str, engine: str) -> Standing:
+            return Standing.VOID if engine == "e0" else Standing.COMMITTED
+
+        def prefills(_engine: Any) -> Sequence[Any]:
+            return () if decode_engine.calls else [prompts]
+
+        async def changed() -> None:
+            await world.clock.sleep(0.2)
+
+        routes = Routes(lambda: [decode], standing, changed, prefills=prefills)
+        sampler = Sampler(routes, Numbers(), world.clock)
+        decode_engine.script("/generate", replace(broken(row(0, 4, None)), ending="stall"))
+        made = await sampler.sample(world.ask())
+        whole(made)
+        assert made.engines.runs == ((10, "e1"),) and world.sent(1) == [(0, 10), (0, 10)]
+
+    on(use, 2)
