@@ -284,7 +284,7 @@ class Sampler:
         return True
 
     async def _asked(self, way: Way, ask: Ask, draft: Draft, wait: Wait, end: float) -> Finish:
-        """One request for what is missing; tried again while the engine is busy."""
+        """One request for what is missing; tried again while the engine is busy, as a new one."""
         plan, made = ask.plan, len(draft.ids)
         params = but(
             plan.params,
@@ -295,13 +295,13 @@ class Sampler:
         )
         ids = (*ask.prompt.token_ids, *draft.ids)
         key = f"{plan.version}!" if plan.version else way.engine.version
-        request = GenerateRequest(
-            self._ids(), ids, params, extra_key=key, routing_key=ask.session or str(ask.turn)
-        )
+        request = GenerateRequest("", ids, params, extra_key=key, routing_key=ask.session or str(ask.turn))
         while True:
             try:
-                return await self._streamed(way, request, draft, wait, end)
+                return await self._streamed(way, but(request, rid=self._ids()), draft, wait, end)
             except EngineBusy:
+                if len(draft.ids) != made:  # the request asks for what came once more
+                    return Finish.ABORT
                 if self._clock.now() + BUSY_PAUSE_S >= end:
                     raise
                 wait.what = "a token: it says that it is busy"

@@ -540,3 +540,14 @@ def test_where_the_prompts_engine_had_void_weights_nothing_of_the_pairs_answer_s
         assert made.engines.runs == ((10, "e1"),) and world.sent(1) == [(0, 10), (0, 10)]
 
     on(use, 2)
+
+
+def test_an_engine_that_is_busy_after_some_tokens_is_asked_for_the_rest() -> None:
+    async def use(world: World) -> None:
+        busy = {"error": {"message": "none", "code": "no_available_workers"}}
+        world.clients[0]._kind = lambda status, text: EngineBusy  # as a router's client reads it
+        world.engines[0].script("/generate", broken(row(0, 4, None), busy))
+        whole(await world.sample())
+        assert world.sent() == [(0, 10), (4, 6)]
+
+    on(use)
