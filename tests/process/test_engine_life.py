@@ -85,7 +85,7 @@ def test_beyond_loopback_control_needs_the_token(model, tmp_path):
             for token in (None, "", "open", "open sesame!", "\u00fc"):
                 assert server.call(f"/{path}", {}, token)[0] == 401, (path, token)
         assert server.call("/abort_request", {"rid": "x"}, "open sesame")[0] == 200
-        row = {"model_path": str(model)}
+        row = {"model_path": str(tmp_path)}
         status, reply = server.call("/update_weights_from_disk", row, "open sesame")
         assert status == 400 and "outside the folders" in reply["message"]
         assert "sesame" not in server.log.read_text()
