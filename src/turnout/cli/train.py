@@ -12,7 +12,7 @@ from turnout.cli.options import split_run_file
 from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
-from turnout.core.errors import RunStopped, TurnoutError, one_line
+from turnout.core.errors import LedgerError, RunStopped, TurnoutError, one_line
 
 TERMINATED = 143
 
@@ -82,7 +82,14 @@ def _finish(config: RunConfig, paths: RunPaths, session: object) -> None:
     assert isinstance(session, Session)
     if session.outcome.status == SUPERSEDED:
         return
-    summary = finish(config, paths, session.outcome, DiskStore())
+    try:
+        summary = finish(config, paths, session.outcome, DiskStore())
+    except OSError as error:
+        told = f"{paths.summary} can't be written: {error}"
+        if session.outcome.status == "finished":
+            raise LedgerError(told) from None
+        print(f"turnout: {told}", file=sys.stderr)  # what ended the run is told as well
+        return
     if session.outcome.status == "finished":
         show(config, paths, session.outcome, summary)
         if not summary.audit.ok:

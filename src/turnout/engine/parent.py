@@ -44,21 +44,23 @@ class Owner:
         if pid and linger_s:
             with contextlib.suppress(ProcessLookupError):  # gone already: the time begins
                 self._handle = os.pidfd_open(pid)
+            if os.getppid() != pid:  # gone as well, and its number may be another process's
+                self._handle = None
             threading.Thread(target=self._watch, name="turnout-owner-watch", daemon=True).start()
         elif pid:
             die_with(pid)
 
     def adopt(self, pid: int) -> None:
         """From now on this process belongs to that one; raises ProcessLookupError where there is none."""
-        before, self._handle = self._handle, os.pidfd_open(pid)
-        if before is not None:
-            os.close(before)
+        self._handle = os.pidfd_open(pid)  # the one before stays open: the watch may be looking at it
 
     def _watch(self) -> None:
         gone = 0.0  # since when there is no owner
         while not gone or time.monotonic() - gone < self.linger_s:
             time.sleep(min(PARENT_POLL_S, self.linger_s))
-            handle = self._handle
-            owned = handle is not None and not select.select([handle], [], [], 0)[0]
+            owned, poll = self._handle is not None, select.poll()
+            if self._handle is not None:
+                poll.register(self._handle, select.POLLIN)
+            owned = owned and not poll.poll(0)
             gone = 0.0 if owned else gone or time.monotonic()
         os._exit(1)

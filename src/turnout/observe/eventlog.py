@@ -20,6 +20,7 @@ from typing import Any, Self, cast
 from turnout.core.errors import ConfigError, DataError, Fault, InvariantBroken
 from turnout.core.events import Event, from_json, to_json
 from turnout.core.ports import Clock
+from turnout.observe.append import append_line
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +60,13 @@ class EventLog:
         os.fsync(self._file.fileno())
 
     def emit(self, event: Event) -> None:
-        """Appends one event. Raises InvariantBroken where it holds something that JSON doesn't have (NaN)."""
+        """Appends one event. Raises InvariantBroken where it holds something that JSON doesn't have (NaN),
+        LedgerError where the file can't be written."""
         try:
             text = json.dumps(to_json(event, self._clock.wall()), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InvariantBroken(f"event {type(event).__name__} can't be written: {error}") from None
-        line = memoryview(text.encode() + b"\n")
-        while line:  # an unbuffered write may take a part only
-            written = self._file.write(line)
-            self.size += written
-            line = line[written:]
+        self.size = append_line(self._file, self._path, text.encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsFloat, cast
 
 from turnout.core.errors import DataError, Fault
+from turnout.observe.append import append_line
 
 REWARD = "rollout/reward_mean"
 RESPONSE_LEN = "rollout/response_len_mean"
@@ -36,12 +37,12 @@ class MetricsLog:
         many steps; rows of later ones are taken out, as TensorBoard is told to, since they will be written anew."""
         if behind is not None and path.exists():
             _rewind(path, behind)
-        self._file = path.open("a", encoding="utf-8", newline="\n", buffering=1)
+        self._path, self._file = path, path.open("ab", buffering=0)
         self._board = None if tensorboard is None else _board(tensorboard, behind)
         self.nonfinite: dict[str, int] = {}
 
     def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
-        """One row: `step` is the number of train steps done."""
+        """One row: `step` is the number of train steps done. Raises LedgerError where the file can't be written."""
         row: Row = {}
         for key in sorted(values):
             number = float(values[key])
@@ -52,7 +53,9 @@ class MetricsLog:
             row[key] = number
             if self._board is not None:
                 self._board.add_scalar(key, number, step)
-        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
+        append_line(
+            self._file, self._path, json.dumps({"step": step, **row}, allow_nan=False).encode() + b"\n"
+        )
         if self._board is not None:
             self._board.flush()
 

@@ -26,6 +26,7 @@ POOL_ENVIRONMENT = {"GOMP_SPINCOUNT": "100000", "TOKENIZERS_PARALLELISM": "false
 # What a sample leaves is gone by its reference counts; cycles come from errors and ends, which are few.
 COLLECTOR = (50_000, 20, 100)
 ODD_STATES = {"T": "is stopped (SIGSTOP)", "t": "is being traced", "Z": "has ended", "D": "waits for a disk"}
+KILLED_S = 10.0  # from SIGKILL to the end of a process
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
 
 
@@ -104,20 +105,28 @@ class FoundProcess:
     def __init__(self, name: str, pid: int, log: Path, clock: Clock) -> None:
         """Raises ProcessLookupError where there is none."""
         self.name, self.pid, self.log, self._clock = name, pid, log, clock
-        self._handle = os.pidfd_open(pid)
+        self._handle: int | None = os.pidfd_open(pid)
 
     @property
     def alive(self) -> bool:
-        return not select.select([self._handle], [], [], 0)[0]
+        if self._handle is None:
+            return False
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        return not poll.poll(0)
 
     async def ended(self) -> str:
         """Waits for its end; how it ended only its parent is told."""
         loop, ends = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._handle, ends.set)
+        own = None if self._handle is None else os.dup(self._handle)  # several may wait
         try:
-            await ends.wait()
+            if own is not None:
+                loop.add_reader(own, ends.set)
+                await ends.wait()
         finally:
-            loop.remove_reader(self._handle)
+            if own is not None:
+                loop.remove_reader(own)
+                os.close(own)
         return f"process {self.pid} of {self.name} ended{last_words(self.log)}"
 
     async def stop(self, grace_s: float) -> None:
@@ -128,7 +137,14 @@ class FoundProcess:
                 await self._clock.within(grace_s, f"{self.name} to stop", self.ended())
         if self.alive:
             signal_group(self.pid, signal.SIGKILL)
-            await self.ended()
+            await self._clock.within(KILLED_S, f"process {self.pid} of {self.name} to end", self.ended())
+        self.close()
+
+    def close(self) -> None:
+        """Forgets the process."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:

@@ -92,10 +92,14 @@ class DiskStore:
     def _staged(self, path: Path, data: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_name(f".{path.name}.tmp-{os.getpid()}-{time.monotonic_ns()}")
-        with staged.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with staged.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            staged.unlink(missing_ok=True)
+            raise
         return staged
 
     def _sync(self, path: Path) -> None:

@@ -104,9 +104,17 @@ async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
     return Engine(process, client)
 
 
+def _told(ready: Path) -> int | None:
+    """The process that a ready file tells of; None: there is none."""
+    try:
+        return int(json.loads(ready.read_text())["pid"])
+    except FileNotFoundError:
+        return None
+
+
 async def _appears(process: ChildProcess, ready: Path, spec: EngineLaunch, clock: Clock) -> None:
     async def poll() -> None:
-        while not ready.exists():
+        while _told(ready) != process.pid:  # an engine of a controller before this one may write it as well
             await clock.sleep(POLL_S)
 
     async def dies() -> None:

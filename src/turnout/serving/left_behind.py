@@ -7,6 +7,7 @@ command that would start it now, and answers; every other one is ended, told by 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,20 +21,27 @@ from turnout.serving.launcher import STOP_GRACE_S, Engine, EngineLaunch, client_
 
 log = logging.getLogger(__name__)
 ADOPT_S = 10.0
-OWNER_FLAG = "--parent-pid"
+OWNER_FLAG, READY = "--parent-pid", ".ready.json"
 
 
 def _running(ready: Path, clock: Clock) -> tuple[FoundProcess, list[str]] | None:
     """The process that a ready file tells of, and its command; None where it has ended, or is another one."""
     try:
-        pid = int(json.loads(ready.read_text())["pid"])
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        if command[1:3] != ["-m", "turnout.engine"] or str(ready) not in command or os.getpgid(pid) != pid:
-            return None
-        name = ready.name.partition(".")[0]
-        return FoundProcess(f"engine {name}", pid, ready.with_name(f"{name}.log"), clock), command
+        name, pid = _engine_id(ready), int(json.loads(ready.read_text())["pid"])
+        found = FoundProcess(f"engine {name}", pid, ready.with_name(f"{name}.log"), clock)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    with contextlib.suppress(OSError):  # it has ended
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        ours = command[1:3] == ["-m", "turnout.engine"] and str(ready) in command
+        if ours and os.getpgid(pid) == pid and found.alive:
+            return found, command
+    found.close()
+    return None
+
+
+def _engine_id(ready: Path) -> str:
+    return ready.name.removesuffix(READY)
 
 
 def _unowned(command: Sequence[str]) -> list[str]:
@@ -64,8 +72,8 @@ async def taken_over(spec: EngineLaunch, clock: Clock) -> Engine | None:
 
 async def end_left_behind(folder: Path, clock: Clock, but: frozenset[str] = frozenset()) -> None:
     """Ends the engines whose logs and ready files lie in the folder, but these."""
-    for ready in sorted(folder.glob("*.ready.json")):
-        if ready.name.partition(".")[0] not in but and (found := _running(ready, clock)) is not None:
+    for ready in sorted(folder.glob(f"*{READY}")):
+        if _engine_id(ready) not in but and (found := _running(ready, clock)) is not None:
             await _ended(found[0], "this incarnation has no use for it")
 
 
