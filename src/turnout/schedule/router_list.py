@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from turnout.core.errors import ConfigError, EngineBusy, EngineDead, Fault, WeightError
 from turnout.core.rng import random_id
+from turnout.core.types import Finish
 from turnout.placement.tasks import first
 from turnout.protocol.sglang import GenerateRequest, SamplingParams
 from turnout.rollout.sampler import Routes
@@ -35,11 +36,13 @@ class RouterList:
         self._asked: set[str] = set()  # added since
         self._route: RouterRoute | None = None
         self._proved = False
+        self._aborted_s: float | None = None  # since when it answers with aborts
         self._next = asyncio.Event()
 
     def begin(self, client: RouterClient) -> None:
         """A router that has started; it has no engines yet."""
         self._client, self._proved, self._down = client, False, "it has no engines yet"
+        self._aborted_s = None
 
     def lose(self, reason: str) -> None:
         """It does not answer."""
@@ -116,7 +119,8 @@ class RouterList:
         change.set()
 
     async def _prove(self) -> None:
-        """One token through the router, asked for as samples ask for theirs."""
+        """One token through the router, asked for as samples ask for theirs. An abort may be an engine's that was
+        lost just then: asked again, for PROBE_S."""
         try:
             route = self._now()
             params = SamplingParams(max_new_tokens=1, ignore_eos=True)
@@ -124,6 +128,11 @@ class RouterList:
             reply = await route.generate(request, PROBE_S)
         except (WeightError, EngineBusy, EngineDead):
             return  # tried again at the next look
+        now = route.clock.now()
+        if reply.finish is Finish.ABORT:
+            self._aborted_s = now if self._aborted_s is None else self._aborted_s
+            if now - self._aborted_s < PROBE_S:
+                return
         if len(reply.output_ids) != 1:
             reason = f"it does not pass token ids with their log-probs: {reply.message or reply.text!r}"
             raise ConfigError(

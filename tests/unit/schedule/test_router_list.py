@@ -12,13 +12,13 @@ import pytest
 from tests.scripted_engine import Answer, ScriptedEngine, reply
 from tests.unit.rollout.parts import Log
 from turnout.core.errors import ConfigError, EngineError, WeightError
-from turnout.core.types import Trajectory
+from turnout.core.types import Finish, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
 from turnout.protocol.sglang import GenerateRequest, SamplingParams
 from turnout.protocol.stream import PartialReply
 from turnout.rollout.draft import Desk, Draft, Pace
-from turnout.schedule.router_list import RouterList
+from turnout.schedule.router_list import PROBE_S, RouterList
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.serving.router_client import RouterClient
@@ -28,6 +28,13 @@ from turnout.weights.routing import Held, Standing
 HELD = Held(WeightVersion(1, 3, "ab" * 16), 0)
 LABEL = HELD.version.label
 CLOCK = RealClock()
+
+
+class LaterClock(RealClock):
+    later_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.later_s
 
 
 class Router(ScriptedEngine):
@@ -57,7 +64,8 @@ class Bench:
         self.router, self.fleet = router, Fleet([engine.client(CLOCK)], Log(), None, 0)
         self.fleet.current = HELD
         self.fleet.hold("e0", HELD)
-        self.client = RouterClient("router", router.address, CLOCK)
+        self.clock = LaterClock()
+        self.client = RouterClient("router", router.address, self.clock)
         self.members = RouterList("router", "run-a", self.fleet)
         self.members.begin(self.client)
 
@@ -97,10 +105,26 @@ def test_rtr_22_a_router_that_drops_what_trains_is_refused_at_the_start() -> Non
         )
         await bench.members.match()
         bench.router.looks = 5
+        await bench.members.match()
+        bench.clock.later_s = PROBE_S
         with pytest.raises(ConfigError, match="does not pass token ids with their log-probs"):
             await bench.members.match()
         with pytest.raises(WeightError, match="yet to pass a token"):
             bench.members.routable()
+
+    run(work)
+
+
+def test_an_abort_of_the_first_token_is_no_fault_of_the_router() -> None:
+    async def work(bench: Bench) -> None:
+        bench.router.script("/generate", Answer(body=reply(0, LABEL, finish=Finish.ABORT)))
+        await bench.members.match()
+        bench.router.looks = 5
+        assert await bench.members.match()
+        with pytest.raises(WeightError, match="yet to pass a token"):
+            bench.members.routable()
+        assert await bench.members.match()
+        assert len(bench.members.routable()) == 1
 
     run(work)
 
