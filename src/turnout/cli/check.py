@@ -39,7 +39,8 @@ Reads the run's configuration as `turnout train` does, and tries what the run wi
 else, the folder of versions, the process group, devices, programs. Each line is `proved`, `failed` or `not provable
 here`, with how that was found and what to do. Nothing is started and no weight changes.
   --json      the list as JSON
-  --deep      read checkpoints of any size; have stock engines load their own weights through the shared folder
+  --deep      read checkpoints of any size; have stock engines that hold the run's checkpoint load
+              it once more through the shared folder
   --deadline  of each probe, 20 by default
 Exit status 0: all proved; 1: something failed; 3: nothing failed, but something can't be proved from here; 2: the
 command itself is wrong. Options are those of `turnout train --help`."""

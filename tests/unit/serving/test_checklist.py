@@ -17,6 +17,7 @@ from turnout.core.errors import ConfigError, EngineRefused, Fault
 from turnout.placement.real import RealClock
 from turnout.serving import router_launcher
 from turnout.serving.address import Address
+from turnout.serving.checklist import engines
 from turnout.serving.checklist.facts import Deployment, EngineFacts, HereFacts, ModelFacts, StoreFacts
 from turnout.serving.checklist.folder import SEEN, Prober
 from turnout.serving.checklist.lines import (
@@ -197,7 +198,7 @@ class Stock:
     ],
 )
 def test_a_stock_engine_tells_an_empty_folder_from_none(tmp_path: Path, engine: Any, result: Result) -> None:
-    found = asyncio.run(Prober(tmp_path, RealClock(), 1.0).probe(engine, stock=True))
+    found = asyncio.run(Prober(tmp_path, RealClock(), 1.0).probe(engine, True, ""))
     assert found.result is result and not engine.loaded and list(tmp_path.iterdir()) == []
 
 
@@ -206,9 +207,64 @@ def test_the_deep_probe_loads_what_it_serves(tmp_path: Path) -> None:
     for folder in (model, shared):
         folder.mkdir()
     (model / "model.safetensors").write_text("w")
-    found = asyncio.run(Prober(shared, RealClock(), 1.0, model).probe(engine, stock=True))  # type: ignore[arg-type]
+    prober = Prober(shared, RealClock(), 1.0, model)
+    found = asyncio.run(prober.probe(engine, True, "it serves v000003"))  # type: ignore[arg-type]
+    assert found.result is Result.UNKNOWN and "it serves v000003" in found.how and not engine.loaded
+    found = asyncio.run(prober.probe(engine, True, ""))  # type: ignore[arg-type]
     assert found.result is Result.PROVED and engine.loaded == [["model.safetensors"]]
-    assert list(shared.iterdir()) == []
+    engine.sums = {}
+    found = asyncio.run(prober.probe(engine, True, ""))  # type: ignore[arg-type]
+    assert found.result is Result.UNKNOWN and list(shared.iterdir()) == []
+
+
+class Live(Stock):
+    """A stock engine that is asked for all that it is."""
+
+    address = Address("127.0.0.1", 1)
+
+    def __init__(self, label: str, sums: dict[str, str]) -> None:
+        super().__init__()
+        self.label, self.sums = label, sums
+
+    async def server_info(self, deadline_s: float) -> dict[str, Any]:
+        return STOCK
+
+    async def model_info(self, deadline_s: float) -> dict[str, Any]:
+        return {}
+
+    async def attest(self, deadline_s: float) -> Attestation:
+        return Attestation(self.label, "", "label", dict(self.sums))
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("label", "differs", "sums", "result"),
+    [
+        ("default", "", {"x": "1"}, Result.PROVED),
+        ("v000003-0123456789abcdef", "", {"x": "1"}, Result.UNKNOWN),
+        ("default", "1 of its 2 parameters differ: x", {"x": "1"}, Result.UNKNOWN),
+        ("default", "", {}, Result.UNKNOWN),
+    ],
+)
+def test_only_an_engine_that_holds_the_checkpoint_loads_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    label: str,
+    differs: str,
+    sums: dict[str, str],
+    result: Result,
+) -> None:
+    monkeypatch.setattr(engines, "_difference", lambda *_: differs)
+    model, shared, engine = tmp_path / "model", tmp_path / "shared", Live(label, sums)
+    for folder in (model, shared):
+        folder.mkdir()
+    (model / "model.safetensors").write_text("w")
+    clock = RealClock()
+    look = engines.Look(clock, 1.0, Prober(shared, clock, 1.0, model), model)
+    [facts] = asyncio.run(look.at_all([lambda stock: engine]))  # type: ignore[list-item, return-value]
+    assert facts.shared is not None and facts.shared.result is result
+    assert bool(engine.loaded) == (result is Result.PROVED)
 
 
 async def served(body: dict[str, Any]) -> tuple[Finding, ...]:

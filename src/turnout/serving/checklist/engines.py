@@ -15,7 +15,7 @@ from pathlib import Path
 
 from turnout.core.errors import DeadlineExceeded, EngineError, EngineRefused, WeightError
 from turnout.core.ports import Clock
-from turnout.serving.checklist.facts import EngineFacts
+from turnout.serving.checklist.facts import UNTOUCHED, EngineFacts
 from turnout.serving.checklist.folder import Prober
 from turnout.serving.client import EngineClient
 from turnout.serving.discovery import NotUnderstood, info_of
@@ -59,7 +59,8 @@ class Look:
             facts = await self._with_weights(facts, client, stock_of(said.dtype, said.device))
             if self.prober is not None:
                 client.version = "none" if facts.weights is None else facts.weights.label
-                facts = replace(facts, shared=await self.prober.probe(client, not said.ours))
+                shared = await self.prober.probe(client, not said.ours, _unlike(facts))
+                facts = replace(facts, shared=shared)
         finally:
             await client.close()
         return facts
@@ -83,6 +84,17 @@ def _difference(checkpoint: Path, kind: StockEngine, found: Mapping[str, str]) -
         return disagreement(stock_checksums(read_checkpoint(checkpoint), kind), found) or ""
     except WeightError as fault:
         return str(fault)
+
+
+def _unlike(facts: EngineFacts) -> str:
+    """Why an engine's weights are not known to be those of the checkpoint; empty: they are."""
+    if facts.weights is None:
+        return f"what it has loaded could not be asked: {facts.weights_fault}"
+    if facts.weights.label != UNTOUCHED:
+        return f"it serves {facts.weights.label}, weights of an earlier run"
+    if facts.differs is None:
+        return "its checksums could not be compared with the checkpoint's"
+    return facts.differs
 
 
 def is_near(host: str) -> bool:

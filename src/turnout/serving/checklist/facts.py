@@ -14,6 +14,8 @@ from turnout.serving.client import Attestation
 from turnout.serving.discovery import EngineInfo, ModelIdentity
 from turnout.serving.roster import EnginePlan
 
+UNTOUCHED = "default"  # the label of weights that no update has touched
+
 
 @dataclass(frozen=True)
 class ModelFacts:

@@ -1,7 +1,8 @@
 """Whether an engine sees the same folder as this host: a nonce both ways, or what a stock SGLang says of a path.
 
-Promises: nothing that an engine serves changes, but with `deep`, which loads a stock engine's own weights once
-more; what was written into the folder is removed; every call has a deadline.
+Promises: nothing that an engine serves changes; with `deep` a stock engine whose weights are known to be the
+checkpoint's loads them once more, no other engine loads anything; what was written into the folder is removed;
+every call has a deadline.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ SEEN = "Cannot find any model weights"  # what SGLang 0.5.23 says of a folder th
 @dataclass(frozen=True)
 class Prober:
     """`folder` is written to, under the very path that updates name. `checkpoint`, for `deep` only, is what stock
-    engines have loaded."""
+    engines are made to load, where that is what they have loaded already."""
 
     folder: Path
     clock: Clock
     deadline_s: float
     checkpoint: Path | None = None
 
-    async def probe(self, client: EngineClient, stock: bool) -> Finding:
-        """Of one engine; never raises for what an engine does."""
+    async def probe(self, client: EngineClient, stock: bool, unlike: str) -> Finding:
+        """Of one engine; never raises for what an engine does. `unlike`: why a stock one's weights are not known to
+        be the checkpoint's, so that it must not load that; empty: they are."""
         try:
-            return await (self._stock(client) if stock else self._nonces(client))
+            return await (self._stock(client, unlike) if stock else self._nonces(client))
         except OSError as fault:
             return unknown(f"nothing can be written to {self.folder}: {fault.strerror}", client.engine_id)
         except (EngineError, DeadlineExceeded) as fault:
@@ -79,7 +81,7 @@ class Prober:
             await self.clock.sleep(POLL_S)
         return path.read_text(encoding="ascii") if path.exists() else ""
 
-    async def _stock(self, client: EngineClient) -> Finding:
+    async def _stock(self, client: EngineClient, unlike: str) -> Finding:
         """A stock engine has no call that reads a file, but it says of an empty folder something else than of none.
         Neither is loaded: it looks for files before it touches its weights."""
         running, waiting, _ = await client.load_report(self.deadline_s)
@@ -92,9 +94,12 @@ class Prober:
                 await self._said(client, path) for path in (folder, folder.with_name("absent-" + folder.name))
             ]
         if SEEN in there and SEEN not in absent:
+            how = "it tells a folder that was made here from one that was not"
+            if self.checkpoint is not None and unlike:
+                return unknown(f"{how}; it was not made to load the checkpoint: {unlike}", client.engine_id)
             if self.checkpoint is not None:
                 return await self._deep(client, self.checkpoint)
-            return proved("it tells a folder that was made here from one that was not", client.engine_id)
+            return proved(how, client.engine_id)
         if there and SEEN not in there:
             return failed(f"it does not see a folder made here: {there[:200]}", client.engine_id)
         return unknown(
@@ -132,6 +137,8 @@ class Prober:
             return failed(
                 "its checksums changed when it loaded the checkpoint from the folder", client.engine_id
             )
+        if not after.checksums:
+            return unknown("it loaded the checkpoint from there and tells no checksums", client.engine_id)
         how = f"it loaded its own checkpoint from there, and {len(after.checksums)} checksums stayed"
         return proved(how, client.engine_id)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from turnout.config.checks import sglang_faults
 from turnout.config.run_config import RunConfig
-from turnout.serving.checklist.facts import Deployment, EngineFacts, ModelFacts
+from turnout.serving.checklist.facts import UNTOUCHED, Deployment, EngineFacts, ModelFacts
 from turnout.serving.checklist.here import CHECKED_SGLANG
 from turnout.serving.checklist.lines import OPTIONS_CLAIM, Finding, Line, failed, proved, unknown
 from turnout.serving.discovery import EngineInfo
@@ -19,7 +19,6 @@ from turnout.serving.roster import Program
 from turnout.serving.weights_client import DELTA_FORMATS
 from turnout.weights.retention import FULL_KEPT
 
-UNTOUCHED = "default"  # the label of weights that no update has touched
 HALVES = frozenset(("prefill", "decode"))
 SGLANG = f"sglang-{CHECKED_SGLANG}"
 DELTA_SHARE = 0.1  # of the weights in one delta: more than most at learning rates of RL (docs/benchmarks.md)
