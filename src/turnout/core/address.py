@@ -48,14 +48,14 @@ def parse_address(text: str, where: str) -> Address:
         raise refuse("an IPv6 address with a port needs brackets")
     try:
         parts = urlsplit(whole)
-        port = parts.port
+        port, host = parts.port, _short(parts.hostname or "")
     except ValueError as fault:
         raise refuse(str(fault)) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
+    if parts.scheme not in ("http", "https") or not host or port is None:
         raise refuse("scheme, host or port is missing or unknown")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
         raise refuse("an address has no path, query or user")
-    return Address(_short(parts.hostname), port, parts.scheme)
+    return Address(host, port, parts.scheme)
 
 
 def _short(host: str) -> str:

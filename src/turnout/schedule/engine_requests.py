@@ -1,15 +1,17 @@
 """The run's end of `turnout engines` (turnout.protocol.engine_requests), and its look at the file of addresses.
 
 Promises: a request is taken before anything is done, and answered once it was done or refused; what an earlier life
-of the run left in the folder is answered by nobody, and removed; a file of addresses counts once it reads the same
-twice, so that one that is being written takes no engine out, and a fault in it is told once.
+of the run left in the folder is answered by nobody, and removed; one that can't be taken is told once, and keeps
+nobody else waiting; a file of addresses counts once it reads the same twice, so that one that is being written
+takes no engine out, and a fault in it is told once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ class EngineRequests:
         self._changes, self._folder = changes, run_dir / FOLDER
         self._clock, self._files = clock, files
         self._tasks: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()
 
     async def run(self) -> None:
         if self._files.names(self._folder):
@@ -41,22 +44,44 @@ class EngineRequests:
         try:
             while True:
                 self._tasks = {task for task in self._tasks if not task.done()}
-                names = [name for name in self._files.names(self._folder) if name.endswith(ASKED)]
-                for name in names[: AT_ONCE_MAX - len(self._tasks)]:
-                    data = self._files.read(self._folder / name)
-                    self._files.remove_tree(self._folder / name)
-                    asked = name.removesuffix(ASKED)
-                    self._tasks.add(asyncio.ensure_future(self._answer(asked, data)))
+                for name in self._asked():
+                    if len(self._tasks) < AT_ONCE_MAX and (data := self._taken(name)) is not None:
+                        asked = name.removesuffix(ASKED)
+                        self._tasks.add(asyncio.ensure_future(self._answer(asked, data)))
                 await self._clock.sleep(POLL_S)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _asked(self) -> list[str]:
+        try:
+            return [name for name in self._files.names(self._folder) if name.endswith(ASKED)]
+        except OSError as fault:
+            self._tell(f"requests about engines can't be listed: {fault}")
+            return []
+
+    def _taken(self, name: str) -> bytes | None:
+        """A request, which is in the folder no more; None: it was taken back, or can't be taken now."""
+        try:
+            data = self._files.read(self._folder / name)
+            self._files.remove_tree(self._folder / name)
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            self._tell(f"a request about engines can't be taken: {fault}")
+            return None
+        return data
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)
+
     async def _answer(self, asked: str, data: bytes) -> None:
         try:
             answer = EngineAnswer(True, await self._done(EngineRequest.decode(data)), self._rows())
-        except (TurnoutError, ValueError, TypeError) as fault:
+        except (TurnoutError, OSError, ValueError, TypeError) as fault:
             answer = EngineAnswer(False, str(fault), self._rows())
         try:
             self._files.publish_file(self._folder / f"{asked}{ANSWERED}", answer.encode())
@@ -135,3 +160,25 @@ class AddressFile:
         if text not in self._told:
             self._told.add(text)
             self._say(text)
+
+
+@asynccontextmanager
+async def beside(
+    work: Mapping[str, Coroutine[Any, Any, None]], say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Does this work, by what it heeds, while the block runs. A fault of one ends that one alone, and is told when
+    it happens."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            say(f"{task.get_name()} is heeded no more: {fault!r}")
+
+    tasks = [asyncio.create_task(one, name=name) for name, one in work.items()]
+    for task in tasks:
+        task.add_done_callback(ended)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

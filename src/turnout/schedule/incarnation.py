@@ -32,10 +32,10 @@ from turnout.schedule.checkpoint_contents import About, Written, contents_of
 from turnout.schedule.checkpoints import RunCheckpoints
 from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.engine_changes import EngineChanges, Limits
-from turnout.schedule.engine_requests import AddressFile, EngineRequests
+from turnout.schedule.engine_requests import AddressFile, EngineRequests, beside
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
-from turnout.schedule.external import beginning_roster
+from turnout.schedule.external import FILE, beginning_roster
 from turnout.schedule.inputs import RunInputs
 from turnout.schedule.parts import TrainerThread, WeightUpdates
 from turnout.schedule.phases import Phases
@@ -207,30 +207,26 @@ class Incarnation:
             interval, policy = self.config.update_weights_interval, Fate(self.config.on_resume)
             plane.restore(returning_groups(plane.book, world.source.prompt, first, interval, policy), first)
         reporter.step_begins()
-        beside = self._beside(updater, reporter)
         started = self._clock.now()
         try:
             restored = self._beginning.checkpoint is not None
-            self.outcome.steps_done = await plane.run(base, first, restored)
+            async with beside(self._changes(updater, reporter), reporter.say):
+                self.outcome.steps_done = await plane.run(base, first, restored)
         finally:
-            for task in beside:
-                task.cancel()
-            for result in await asyncio.gather(*beside, return_exceptions=True):
-                if isinstance(result, Exception):
-                    raise result
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
 
-    def _beside(self, updater: Updater, reporter: RunReporter) -> list[asyncio.Future[None]]:
+    def _changes(self, updater: Updater, reporter: RunReporter) -> dict[str, Coroutine[Any, Any, None]]:
         """What changes the engines while the loop runs: commands, and the file of addresses."""
         config, clock = self.config, self._clock
         limits = Limits(config.engines_needed, config.update_weight_timeout_s)
         changes = EngineChanges(self._engines, updater, updater.events, limits)
-        work = [EngineRequests(changes, self.paths.root, clock, self._files).run()]
+        requests = EngineRequests(changes, self.paths.root, clock, self._files)
+        work: dict[str, Coroutine[Any, Any, None]] = {"`turnout engines`": requests.run()}
         if config.rollout_external_engine_file is not None:
             kept = {plan.engine_id for plan in roster(config)}
             file = Path(config.rollout_external_engine_file)
-            work.append(AddressFile(changes, file, kept, clock, reporter.say).run())
-        return [asyncio.ensure_future(one) for one in work]
+            work[FILE] = AddressFile(changes, file, kept, clock, reporter.say).run()
+        return work
 
     def _around(self, updater: Updater, models: RunModels, written: Written) -> Around:
         events, reporter, fleet = written.events, written.reporter, updater.fleet
