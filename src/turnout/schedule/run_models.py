@@ -23,6 +23,7 @@ from turnout.schedule.roster import actor_model, roster
 from turnout.schedule.run_engines import RunEngines
 from turnout.serving.client import EngineClient
 from turnout.serving.models import Live, Models
+from turnout.serving.roster import Program
 from turnout.transfer.transport import Transport
 
 TRIES_MAX = 3
@@ -117,3 +118,9 @@ def check_models(config: RunConfig) -> None:
     if name is not None and frozen[name].model_path not in (None, config.hf_checkpoint):
         reason = f"is {frozen[name].model_path}, and evaluates versions of {config.hf_checkpoint}"
         raise ConfigError(Fault("--eval-model", name, reason, "leave its model_path out"))
+    if any(plan.model == name and plan.program is Program.SGLANG for plan in roster(config)):
+        reason = (
+            "engines that only evaluate prove each version by its root, which a stock SGLang does not know"
+        )
+        remedy = "give its server groups engine: embedded, or use another --eval-mode"
+        raise ConfigError(Fault("--eval-model", name, reason, remedy))

@@ -246,6 +246,7 @@ sglang:
   - {name: actor, server_groups: [{worker_type: regular, num_gpus: 1}]}
   - {name: judge, model_path: other, server_groups: [{worker_type: regular, num_gpus: 1}]}
   - {name: apart, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 1}]}
+  - {name: stock, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 1, engine: sglang}]}
 """
 
 
@@ -255,13 +256,14 @@ sglang:
         ({"ref_model": "judge", "eval_model": "apart"}, ""),
         (
             {"ref_model": "actor"},
-            "--ref-model = actor: no engines of a model of this name.* one of judge, apart",
+            "--ref-model = actor: no engines of a model of this name.* one of judge, apart, stock",
         ),
         ({"eval_model": "none"}, "--eval-model = none: no engines of a model of this name"),
         (
             {"eval_model": "judge"},
             "--eval-model = judge: is other, and evaluates versions of m -> leave its model",
         ),
+        ({"eval_model": "stock"}, "--eval-model = stock: .* a stock SGLang does not know -> .* embedded"),
         ({"ref_model": "judge", "sglang_config": None}, "give --sglang-config with update_weights: false"),
     ],
 )
