@@ -2,16 +2,18 @@
 
 Promises: what was reported is written at most `DELAY_S` later, or once `PENDING_MAX` members have something to
 write; a member's tokens are taken when they are written, all that it has then as one piece; pieces of one member
-follow one another; those of a group that has ended some other way are forgotten, not written.
+follow one another, also after a write that failed or was taken back, whose tokens come with the member's next ones;
+those of a group that has ended some other way are forgotten, not written.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from turnout.core.errors import TurnoutError
 from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, Trajectory
 from turnout.rollout.ledger import Ledger
@@ -33,10 +35,10 @@ class Source(Protocol):
 
 
 class TokenJournal:
-    """See the module. `close` writes the rest."""
+    """See the module. `close` writes the rest. `fault` is told of a write that failed and that nobody waits for."""
 
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
-        self._ledger, self._clock = ledger, clock
+    def __init__(self, ledger: Ledger, clock: Clock, fault: Callable[[TurnoutError], None]) -> None:
+        self._ledger, self._clock, self._fault = ledger, clock, fault
         self._pending: dict[str, Keeper] = {}  # by group
         self._count = 0
         self._later: asyncio.Task[None] | None = None
@@ -50,15 +52,30 @@ class TokenJournal:
         self._pending[keeper.group_id] = keeper
         self._count += 1
         if self._count >= PENDING_MAX:
-            self.write()
+            self._write_unasked()
         elif self._later is None:
             self._later = asyncio.ensure_future(self._soon())
 
     def write(self) -> None:
-        """Writes all that there is."""
+        """Writes all that there is. Raises LedgerError, InvariantBroken."""
         pending, self._pending, self._count = self._pending, {}, 0
-        if pending:
-            self._ledger.journal([piece for keeper in pending.values() for piece in keeper.pieces()])
+        if not pending:
+            return
+        told = [(keeper, list(keeper.pieces())) for keeper in pending.values()]
+
+        def written() -> None:
+            for keeper, pieces in told:
+                keeper.written(pieces)
+
+        with self._ledger.transaction():
+            self._ledger.journal([piece for _, pieces in told for piece in pieces])
+            self._ledger.after_commit(written)
+
+    def _write_unasked(self) -> None:
+        try:
+            self.write()
+        except TurnoutError as fault:
+            self._fault(fault)
 
     def forget(self, group_id: str) -> None:
         """The group is written as a whole, or not at all."""
@@ -76,12 +93,12 @@ class TokenJournal:
     async def _soon(self) -> None:
         await self._clock.sleep(DELAY_S)
         self._later = None
-        self.write()
+        self._write_unasked()
 
 
 @dataclass(slots=True)
 class Keeper:
-    """The members of one group (turnout.rollout.worker.Members). `have`: by seed, how many tokens were taken;
+    """The members of one group (turnout.rollout.worker.Members). `have`: by seed, how many tokens were written;
     `sources`: by number, the members that have something to write."""
 
     group_id: str
@@ -105,5 +122,8 @@ class Keeper:
             start = self.have.get(source.seed, 0)
             part = source.after(start)
             if part.response_ids or not part.partial:
-                self.have[source.seed] = start + len(part.response_ids)
                 yield Piece(self.group_id, member, start, part)
+
+    def written(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self.have[piece.part.seed] = piece.start + len(piece.part.response_ids)

@@ -30,7 +30,7 @@ class Workers:
         self.held = self._closing = False
         self.fault: BaseException | None = None
         self._running = InFlight(self._ended)
-        self._journal = TokenJournal(ports.book.ledger, ports.clock)
+        self._journal = TokenJournal(ports.book.ledger, ports.clock, self._broke)
 
     def __len__(self) -> int:
         """Groups in flight."""
@@ -104,9 +104,15 @@ class Workers:
                 for group, task in ends:
                     self._end(group, task)
                     self.pump()
-        except TurnoutError as broken:  # nobody waits for this call: whoever takes next is told
-            if self.fault is None:
-                self.fault = broken
+        except TurnoutError as broken:
+            self._broke(broken)
+        else:
+            self._changed()
+
+    def _broke(self, fault: TurnoutError) -> None:
+        """Nobody waits for the call that failed: whoever takes next is told."""
+        if self.fault is None:
+            self.fault = fault
         self._changed()
 
     def _end(self, group: RolloutGroup, task: Making) -> None:

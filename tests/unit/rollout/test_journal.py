@@ -26,14 +26,16 @@ from turnout.rollout.pool_plan import PoolPlan
 GROUP = RolloutGroup("g00000000.0", 0, 0, Prompt("p", (1,), "text"))
 
 
-def inflight(bench_clock: Any = None) -> tuple[GroupBook, TokenJournal]:
+def inflight(bench_clock: Any = None, faults: list[Any] | None = None) -> tuple[GroupBook, TokenJournal]:
+    faults = [] if faults is None else faults
+
     class Quiet:
         def emit(self, event: Any) -> None: ...
 
     book = GroupBook(Quiet(), memory_ledger())
     book.admit(GROUP, 0)
     book.start(GROUP.group_id)
-    return book, TokenJournal(book.ledger, bench_clock or RealClock())
+    return book, TokenJournal(book.ledger, bench_clock or RealClock(), faults.append)
 
 
 def test_pieces_and_the_end_of_a_member_are_the_member_again() -> None:
@@ -104,6 +106,47 @@ def test_pieces_of_a_group_that_has_ended_otherwise_are_forgotten() -> None:
         journal.keeper(GROUP).tokens(0, begun(4))
         with pytest.raises(InvariantBroken, match="not in flight"):
             journal.write()
+        await journal.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_after_a_write_that_failed_nothing_of_a_member_is_missing(taken_back: bool) -> None:
+    async def main() -> None:
+        book, journal = inflight()
+        keeper = journal.keeper(GROUP)
+        keeper.tokens(0, begun(4))
+        if taken_back:
+            with pytest.raises(InvariantBroken, match="later"), book.transaction():
+                journal.write()
+                raise InvariantBroken("what comes later in the transaction")
+        else:
+            journal.keeper(replace(GROUP, group_id="gone")).tokens(0, begun(4))
+            with pytest.raises(InvariantBroken, match="not in flight"):
+                journal.write()
+        assert book.ledger.members(GROUP.group_id) == {}
+        keeper.tokens(0, begun(6))
+        await journal.close()
+        assert book.ledger.members(GROUP.group_id)[0].response_ids == begun(6).response_ids
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("members", [1, PENDING_MAX])
+def test_a_write_that_failed_and_that_nobody_waits_for_is_told(members: int) -> None:
+    async def main() -> None:
+        class Quick(RealClock):
+            async def sleep(self, seconds: float) -> None:
+                await asyncio.sleep(0)
+
+        faults: list[Any] = []
+        _, journal = inflight(Quick(), faults)
+        keeper = journal.keeper(replace(GROUP, group_id="gone"))
+        for member in range(members):
+            keeper.tokens(member, replace(begun(1), seed=SEED + member))
+        await asyncio.sleep(0.01)
+        assert [type(fault) for fault in faults] == [InvariantBroken]
         await journal.close()
 
     asyncio.run(main())
@@ -200,5 +243,22 @@ def test_a_pool_that_is_closed_leaves_what_it_had_in_the_ledger() -> None:
         await pool.close()
         assert set(bench.book.open_groups.values()) == {GroupState.PARTIAL}
         assert [bench.book.ledger.token_count(f"g{n:08d}.0") for n in range(2)] == [4, 4]
+
+    on(use)
+
+
+def test_a_journal_that_cannot_be_written_ends_the_wait_for_groups() -> None:
+    async def use(bench: Bench, engine: ScriptedEngine) -> None:
+        def fails(pieces: Any) -> None:
+            raise InvariantBroken("a full disk")
+
+        engine.on_generate = stalls(2)
+        bench.generator.sampler._pace = replace(bench.generator.sampler._pace, tokens=1)
+        pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, None, plan(), NO_LIMITS, 20.0, 1))
+        journal, bench.book.ledger.journal = bench.book.ledger.journal, fails
+        with pytest.raises(InvariantBroken, match="a full disk"):
+            await asyncio.wait_for(pool.take(2), 5)
+        bench.book.ledger.journal = journal
+        await pool.close()
 
     on(use)
