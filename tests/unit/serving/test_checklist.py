@@ -116,21 +116,42 @@ def test_an_engine_of_an_earlier_run_is_not_called_wrong() -> None:
     assert told([fresh])["engine model"].result is Result.FAILED
 
 
+EPOCHS = {"num_rollout": None, "num_epoch": 1}
+KEEP = {"update_weight_disk_keep_files": True}
+DELTA = {"update_weight_mode": "delta"}
+LATER = {"eval_mode": "checkpoint", "eval_prompt_data": "e", "eval_interval": 2}
+
+
 @pytest.mark.parametrize(
-    ("options", "megabytes"),
+    ("options", "least", "most"),
     [
-        ({}, 6),  # two committed, one being written
-        ({"num_rollout": 1}, 2),
-        ({"update_weight_disk_keep_files": True}, 20),
-        ({"update_weight_disk_keep_files": True, "update_weights_interval": 4}, 6),
-        ({"update_weight_mode": "delta"}, 4),  # one in full, ten of a tenth
-        ({"dtype": "float32"}, 12),
+        ({}, 6, 6),  # two committed, one being written
+        ({"num_rollout": 1}, 2, 2),
+        (KEEP, 20, 20),
+        (KEEP | {"update_weights_interval": 4}, 6, 6),
+        (DELTA, 4, 8),  # one in full, ten of a tenth; anchors, of which as many stay as of full versions
+        ({"dtype": "float32"}, 12, 12),
+        (EPOCHS, 2, 6),
+        (EPOCHS | KEEP, 2, None),
+        (EPOCHS | DELTA, 2, None),
+        (LATER, 6, 16),  # five points beside the newest
+        (LATER | {"eval_interval": None}, 6, 6),
+        (LATER | {"eval_mode": "dedicated", "eval_model": "e", "eval_interval": 5}, 6, 10),
+        (LATER | EPOCHS, 2, None),
+        (LATER | DELTA, 4, 18),
+        ({"save_interval": 2}, 6, 10),  # a resume may go on from the last two
     ],
 )
-def test_what_the_store_needs(options: dict[str, Any], megabytes: int) -> None:
-    for free, result in ((megabytes * 10**6, Result.PROVED), (megabytes * 10**6 - 1, Result.FAILED)):
+def test_what_the_store_needs(options: dict[str, Any], least: int, most: int | None) -> None:
+    def found(free: int) -> Result:
         here = replace(HERE, store=StoreFacts(Path("w"), "", free))
-        assert told([], here, **options)["disk space"].result is result
+        return told([], here, **options)["disk space"].result
+
+    assert found(least * 10**6 - 1) is Result.FAILED
+    assert found(10**15) is (Result.UNKNOWN if most is None else Result.PROVED)
+    if most is not None:
+        assert found(most * 10**6) is Result.PROVED
+        assert found(most * 10**6 - 1) is (Result.FAILED if most == least else Result.UNKNOWN)
 
 
 def test_gpus_are_counted_up_to_the_last_that_an_engine_lies_on() -> None:

@@ -18,6 +18,7 @@ from turnout.serving.discovery import EngineInfo
 from turnout.serving.roster import Program
 from turnout.serving.weights_client import DELTA_FORMATS
 from turnout.weights.retention import FULL_KEPT
+from turnout.weights.store import PINS
 
 HALVES = frozenset(("prefill", "decode"))
 SGLANG = f"sglang-{CHECKED_SGLANG}"
@@ -161,27 +162,47 @@ def disk_space(d: Deployment) -> Iterator[Finding]:
         reason = store.fault if elements else "the size of the model is not known"
         yield unknown(reason, str(store.folder))
         return
-    need, why = _needed_bytes(d.config, elements * ITEM_BYTES[d.config.dtype])
-    seen = f"{why} need {_size(need)}, {_size(store.free_bytes)} are free"
-    yield proved(seen, str(store.folder)) if need <= store.free_bytes else failed(seen, str(store.folder))
+    least, most, why = _needed_bytes(d.config, elements * ITEM_BYTES[d.config.dtype])
+    free, where = store.free_bytes, str(store.folder)
+    if most is not None and most <= free:
+        yield proved(f"{why} need {_size(most)} at most, {_size(free)} are free", where)
+    elif least > free:
+        yield failed(f"{why} need at least {_size(least)}, {_size(free)} are free", where)
+    else:
+        need = "how many is not known" if most is None else f"they may need {_size(most)}"
+        yield unknown(f"{why}: {need}, {_size(free)} are free", where)
 
 
-def _needed_bytes(c: RunConfig, version_bytes: int) -> tuple[int, str]:
-    """What the store holds at most (turnout.weights.retention), and of what that is the sum."""
-    published = None if c.num_rollout is None else -(-c.num_rollout // c.update_weights_interval)
-    if c.update_weight_mode == "delta":
-        count = 1 if published is None else published
-        share = int(DELTA_SHARE * version_bytes)
-        return (
-            version_bytes + count * share,
-            f"one full version and {count} deltas of {DELTA_SHARE:.0%} of it",
-        )
-    kept = FULL_KEPT + 1  # and the one that is being written
-    if c.update_weight_disk_keep_files and published is not None:
-        kept = published
-    elif published is not None:
-        kept = min(kept, published)
-    return kept * version_bytes, f"{kept} full versions of {_size(version_bytes)}"
+def _needed_bytes(c: RunConfig, version_bytes: int) -> tuple[int, int | None, str]:
+    """The least and the most that the store comes to hold (turnout.weights.retention), and of what that is the sum.
+    None: not known."""
+    steps, keeps = c.num_rollout, c.update_weight_disk_keep_files
+    published = None if steps is None else -(-steps // c.update_weights_interval)
+    apart = _kept_apart(c, published)
+    most = None if apart is None else FULL_KEPT + 1 + apart  # and the one that is being written
+    if published is not None and most is not None:
+        most = published if keeps else min(most, published)
+    if c.update_weight_mode == "delta":  # the most: where anchors are due
+        share, full = int(DELTA_SHARE * version_bytes), f"full versions of {_size(version_bytes)}"
+        if published is None or most is None:
+            return version_bytes + share, None, f"{full} and deltas of {DELTA_SHARE:.0%} of it"
+        why = f"1 to {most} {full} and {published} deltas of {DELTA_SHARE:.0%} of it"
+        return version_bytes + published * share, most * version_bytes + published * share, why
+    if most is None or (keeps and published is None):
+        return version_bytes, None, f"full versions of {_size(version_bytes)}"
+    least = 1 if published is None else published if keeps else min(FULL_KEPT + 1, published)
+    return least * version_bytes, most * version_bytes, f"{most} full versions of {_size(version_bytes)}"
+
+
+def _kept_apart(c: RunConfig, published: int | None) -> int | None:
+    """At most so many versions are kept for evaluations and checkpoints besides the newest; None: not known. Those
+    after the last step are of the newest."""
+    checkpoints = 0 if c.save_interval is None else PINS
+    if c.eval_mode == "shared" or c.eval_interval is None:
+        return checkpoints
+    if c.num_rollout is None or published is None:
+        return None
+    return checkpoints + min(published, c.num_rollout // c.eval_interval)
 
 
 def group(d: Deployment) -> Iterator[Finding]:
