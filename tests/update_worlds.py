@@ -205,6 +205,8 @@ class SimTransport:
 
     async def aborted(self, version: WeightVersion) -> None: ...
 
+    async def close(self) -> None: ...
+
     async def catch_up(self, version: WeightVersion, engine: Any, deadline_s: float) -> Attestation:
         await engine.take(version, deadline_s)
         return await engine.attest(deadline_s)

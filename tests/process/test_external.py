@@ -191,10 +191,13 @@ def test_the_example_with_a_late_engine_that_ends_and_comes_again(
 
 
 def test_updates_by_group(tmp_path: Path, start_engine: Start) -> None:
-    run, name = tmp_path / "run", place(start_engine().serving())
+    engine = start_engine().serving()
+    run, name = tmp_path / "run", place(engine)
     words = ("--num-rollout", "2", "--update-weight-transport", "group")
     whole(run, train(run, *words, "--rollout-external-engine-addrs", name))
     assert list(attested(run).values()) == [{name}] * 3
+    status, row = engine.call("/destroy_weights_update_group", {"group_name": "none"})
+    assert status == 400 and row["message"].endswith("it is in []"), "an engine can be in 8 groups at most"
 
 
 def test_the_file_of_addresses_is_followed(tmp_path: Path, start_engine: Start) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -99,9 +99,10 @@ class Control(ControlCalls):
 class Adoption(ControlCalls):
     """A run that goes on takes over the engines that its killed controller left."""
 
-    def __init__(self, compute: ComputeThread, owner: Owner) -> None:
+    def __init__(self, compute: ComputeThread, owner: Owner, forget: Callable[[], Awaitable[None]]) -> None:
+        """`forget` ends what updates the controller before had begun."""
         super().__init__(compute)
-        self._owner = owner
+        self._owner, self._forget = owner, forget
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/adopt", self.adopt)]
@@ -115,6 +116,7 @@ class Adoption(ControlCalls):
             self._owner.adopt(int(pid))  # type: ignore[arg-type]
         except (ProcessLookupError, TypeError, ValueError, OverflowError):
             raise UserError(Fault("pid", str(pid), "there is no such process")) from None
+        await self._forget()
         await self.compute.do(lambda c: c.abort_all("its controller ended"), COMMAND_DEADLINE_S)
         await self.compute.do(lambda c: c.resume(), COMMAND_DEADLINE_S)
         return web.json_response({"engine_id": self.settings.engine_id, "pid": os.getpid()})

@@ -7,6 +7,7 @@ pause. Promises: a refusal leaves the weights and their label as they were and a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,12 @@ class UpdateCalls(ControlCalls):
             web.post("/activate_weights", self.activate),
             web.post("/update_weight_version", self.rename),
         ]
+
+    async def leave_all(self) -> None:
+        """Leaves the groups of a controller that is gone: nobody sends through them any more."""
+        for name in self._joined_by_rank.union(self._groups.names):
+            with contextlib.suppress(WeightError):  # a rank has left already
+                await self._leave({"group_name": name})
 
     async def from_disk(self, request: web.Request) -> web.Response:
         return await told(self._from_disk(await self.row(request)))

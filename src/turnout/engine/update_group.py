@@ -75,6 +75,11 @@ class UpdateGroups:
             raise WeightError(f"this engine is in no group {name}; it is in {sorted(self._groups)}")
         del self._groups[name]  # the backend closes its connections when it goes
 
+    @property
+    def names(self) -> list[str]:
+        """Those that this process is in."""
+        return list(self._groups)
+
     def check(self, name: str) -> None:
         """Raises WeightError where `receive` could only fail."""
         if name not in self._groups:

@@ -214,6 +214,7 @@ class Incarnation:
                 self.outcome.steps_done = await plane.run(base, first, restored)
         finally:
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
+            await updater.transport.close()  # engines of somebody else go on, and are in a few groups at most
 
     def _changes(self, updater: Updater, reporter: RunReporter) -> dict[str, Coroutine[Any, Any, None]]:
         """What changes the engines while the loop runs: commands, and the file of addresses."""

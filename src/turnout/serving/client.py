@@ -91,6 +91,11 @@ class EngineClient:
     def clock(self) -> Clock:
         return self._clock
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has no connections, or had none yet."""
+        return self._session is None
+
     async def close(self) -> None:
         """Cuts what is under way, as the engine's death would."""
         if self._session is not None:

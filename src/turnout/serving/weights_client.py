@@ -7,6 +7,7 @@ is an EngineError; `drop` and `leave`, which tidy up after a failure, never rais
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ from turnout.weights.delta_bucket import DELTA_BUCKET, Part
 from turnout.weights.manifest import FORMAT, FORMAT_VERSION
 from turnout.weights.map_rules import Place
 
+log = logging.getLogger(__name__)
 FLATTENED = "flattened_bucket"
 DELTA_FORMATS = {  # what an engine must announce to take deltas, by transport
     "disk": f"{FORMAT}/{FORMAT_VERSION}",
@@ -194,8 +196,10 @@ class EngineWeights:
         await self._succeed("/update_weights_from_ipc", body, deadline_s)
 
     async def leave(self, group: str, deadline_s: float) -> None:
-        with contextlib.suppress(EngineError):
+        try:
             await self.client.control("/destroy_weights_update_group", {"group_name": group}, deadline_s)
+        except EngineError as fault:
+            log.info("group %s was not left: %s", group, fault)
 
     async def _succeed(self, path: str, body: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         row = await self.client.control(path, body, deadline_s)

@@ -70,6 +70,8 @@ class VirtualTransport:
 
     async def aborted(self, version: WeightVersion) -> None: ...
 
+    async def close(self) -> None: ...
+
     async def catch_up(
         self, version: WeightVersion, engine: EngineClient, deadline_s: float
     ) -> Attestation | None:

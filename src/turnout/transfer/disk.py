@@ -95,6 +95,9 @@ class DiskTransport:
     async def aborted(self, version: WeightVersion) -> None:
         """Engines drop a prepared set by themselves, at the next one or after their own deadline."""
 
+    async def close(self) -> None:
+        """Nothing stands between updates."""
+
     async def catch_up(
         self, version: WeightVersion, engine: EngineClient, deadline_s: float
     ) -> Attestation | None:

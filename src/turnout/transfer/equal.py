@@ -82,3 +82,6 @@ class EqualityChecked:
 
     async def aborted(self, version: WeightVersion) -> None:
         await self.inner.aborted(version)
+
+    async def close(self) -> None:
+        await self.inner.close()

@@ -2,8 +2,9 @@
 rank, gets every tensor by broadcast; each rank of our engine of several gets its part only, from rank 0 to it.
 
 The backend is Gloo, made directly over a TCP store of the trainer under the keys that SGLang 0.5.23 looks for.
-Promises: the group is made at the first update and kept; after any failure, and when other engines take
-part, it is destroyed on both sides and made anew, under another name; a broadcast ends with the update's deadline.
+Promises: the group is made at the first update and kept until `close`; after any failure, and when other engines
+take part, all its members are told to leave it and another is made, under another name; a broadcast ends with the
+update's deadline.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
 from turnout.placement.tasks import together
+from turnout.serving.client import EngineClient
 from turnout.serving.weights_client import BucketFlags, EngineWeights, Meeting
 from turnout.transfer.stream import DROP_DEADLINE_S, Bucket, StreamTransport
 from turnout.weights.buckets import Slot, pack, slots
@@ -40,7 +42,7 @@ class _Group:
     """One group that stands. `store` holds the meeting point open."""
 
     name: str
-    members: tuple[str, ...]
+    members: tuple[EngineWeights, ...]
     store: dist.TCPStore
     places: list[tuple[int, Place]]  # group rank and part of every receiver; empty: all get everything
     backend: Any  # ProcessGroupGloo; torch's stubs know no methods of it
@@ -65,11 +67,10 @@ class GroupTransport(StreamTransport):
         return "" if self._group is None else f"{self._group.store.host}:{self._group.store.port}"
 
     async def open(self, engines: Sequence[EngineWeights], deadline_s: float) -> None:
-        members = tuple(engine.client.engine_id for engine in engines)
         known = all(engine.client.holds is not None for engine in engines)
-        if self._group is not None and self._group.members == members and known:
+        if self._group is not None and _clients(self._group.members) == _clients(engines) and known:
             return
-        await self.close(engines)
+        await self.close()
         self._made += 1
         name = f"turnout-{self._tag}-{self._made}"
         places = [await engine.places() if self.by_rank else [] for engine in engines]
@@ -96,7 +97,7 @@ class GroupTransport(StreamTransport):
             "group %s: %s", name, f"{len(mine_of)} ranks get their parts" if mine_of else "all get everything"
         )
         self._group = _Group(
-            name, members, store, mine_of, None
+            name, tuple(engines), store, mine_of, None
         )  # from here on `close` tells the engines to leave it
         *_, backend = await together([*joins, mine])
         self._group.backend = backend
@@ -132,11 +133,23 @@ class GroupTransport(StreamTransport):
         mine = asyncio.to_thread(_broadcast, self._group.backend, data, limit)
         await together([*(call(engine, self._group.name) for engine in engines), mine])
 
-    async def close(self, engines: Sequence[EngineWeights]) -> None:
+    async def close(self) -> None:
         if self._group is None:
             return
         group, self._group = self._group, None
-        await asyncio.gather(*(engine.leave(group.name, DROP_DEADLINE_S) for engine in engines))
+        await asyncio.gather(*(_leaves(engine, group.name) for engine in group.members))
+
+
+async def _leaves(engine: EngineWeights, name: str) -> None:
+    """Also of an engine that has left the run, or started again: its client may be closed, and is so afterwards."""
+    closed = engine.client.closed
+    await engine.leave(name, DROP_DEADLINE_S)
+    if closed:
+        await engine.client.close()
+
+
+def _clients(engines: Sequence[EngineWeights]) -> list[EngineClient]:
+    return [engine.client for engine in engines]
 
 
 def _parts(bucket: Bucket, places: Sequence[tuple[int, Place]]) -> list[tuple[int, torch.Tensor]]:

@@ -43,7 +43,7 @@ async def probe(asked: dict[str, Any]) -> dict[str, str]:
     except TurnoutError as error:
         fault = str(error)
     place = group.place
-    await group.close(engines)
+    await group.close()
     for client in clients:
         await client.close()
     return {"fault": fault, "place": place}

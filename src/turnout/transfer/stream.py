@@ -62,8 +62,8 @@ class StreamTransport:
         """Has an engine put into place what it was sent."""
         await engine.end(deadline_s)
 
-    async def close(self, engines: Sequence[EngineWeights]) -> None:
-        """Takes down what a failure left; never raises for an engine that does not answer."""
+    async def close(self) -> None:
+        """Nothing stands between updates."""
 
     @property
     def detached(self) -> bool:
@@ -157,7 +157,7 @@ class StreamTransport:
         receivers, self._receivers, self._unsent = self._receivers, [], None
         if receivers:
             await asyncio.gather(*(each.drop(DROP_DEADLINE_S) for each in receivers))
-            await self.close(receivers)
+            await self.close()
 
     async def _send(self, ready: Ready, export: Export, deadline_s: float) -> None:
         end = self.clock.now() + deadline_s

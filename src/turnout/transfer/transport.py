@@ -72,3 +72,8 @@ class Transport(Protocol):
         attests. None: this way keeps no versions, so the engine waits for the next update. Raises WeightError,
         EngineError or DeadlineExceeded."""
         ...
+
+    async def close(self) -> None:
+        """Takes down what stands between updates, at all engines that have a part in it; bounded, and never raises
+        for one that does not answer."""
+        ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from turnout.core.types import Finish
 from turnout.engine.core import Activated, Attested
 from turnout.engine.loop import ComputeThread
 from turnout.engine.model import load_model
+from turnout.engine.parent import Owner
 from turnout.engine.request_machine import Request
 from turnout.engine.server import Server
 from turnout.engine.settings import EngineSettings
@@ -164,5 +166,17 @@ def test_an_update_goes_on_when_its_caller_hangs_up():
                     break
                 await asyncio.sleep(0.01)
             assert (await client.post("/update_weights_from_disk", json={"model_path": "/y"})).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_adopted_leaves_the_groups_of_the_controller_before():
+    async def scenario() -> None:
+        server = Server(cast("ComputeThread", SlowCompute()), Owner(0, linger_s=60.0))
+        groups = server.updates._groups
+        groups._groups |= {"turnout-a-1": object(), "turnout-b-1": object()}
+        async with TestClient(TestServer(server.app())) as client:
+            assert (await client.post("/adopt", json={"pid": os.getpid()})).status == 200
+        assert groups.names == []
 
     asyncio.run(scenario())
