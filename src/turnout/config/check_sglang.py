@@ -24,6 +24,10 @@ GIVEN_ELSEWHERE = {
     "disaggregation-mode": "worker_type in the file of --sglang-config",
     "disaggregation-bootstrap-port": "nothing: a free port is chosen",
     "config": "its options one by one",
+    "base-gpu-id": "nothing: devices are laid out by --rollout-num-gpus or --sglang-config",
+    "gpu-id-step": "nothing: devices are laid out by --rollout-num-gpus or --sglang-config",
+    "nnodes": "nothing: all processes of a run are on one machine",
+    "node-rank": "nothing: all processes of a run are on one machine",
 }
 
 

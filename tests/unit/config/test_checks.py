@@ -59,6 +59,10 @@ REFUSED = [
     ([*STOCK, "--engine-max-total-tokens", "9999"], "--engine-max-total-tokens", "SGLang chooses"),
     ([*STOCK, "--sglang-args", '{"dtype": "float32"}'], "--sglang-args", "give --dtype"),
     ([*STOCK, "--sglang-args", '{"api_key": "x"}'], "--sglang-args", "give --admin-token-env"),
+    ([*STOCK, "--sglang-args", '{"base_gpu_id": 0}'], "--sglang-args", "devices are laid out"),
+    ([*STOCK, "--sglang-args", '{"gpu-id-step": 2}'], "--sglang-args", "devices are laid out"),
+    ([*STOCK, "--sglang-args", '{"nnodes": 2}'], "--sglang-args", "on one machine"),
+    ([*STOCK, "--sglang-args", '{"node-rank": 1}'], "--sglang-args", "on one machine"),
     ([*STOCK, "--sglang-args", '{"--mem-fraction-static": 0.5}'], "--sglang-args", "without dashes"),
     ([*STOCK, "--sglang-args", '{"tp-size": 2}'], "--sglang-args", "several ranks"),
     (

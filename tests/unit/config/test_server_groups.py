@@ -125,6 +125,8 @@ MISTAKES = [
      "group 2 (decode): --on-weight-update = continue: SGLang does not say"),
     (PD, ["--deterministic", "--engine-threads", "1", "--trainer-threads", "1"],
      "group 2 (decode): --deterministic: SGLang's tokens depend"),
+    (PD.replace("engine: sglang", "engine: sglang, overrides: {base_gpu_id: 0}"), [],
+     "group 2 (decode): overrides = 0: base_gpu_id follows from another option"),
     (TWO, ["--min-engines", "5"], "--min-engines = 5: the run has 4 engines that are updated"),
 ]  # fmt: skip
 
