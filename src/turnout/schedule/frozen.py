@@ -8,7 +8,7 @@ was at first, else the run ends with an error that names engine and both digests
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
@@ -33,17 +33,17 @@ class FrozenModels:
     def __init__(self, events: EventSink, deadline_s: float, trust_label: bool = False) -> None:
         self._events, self._deadline_s, self._trust_label = events, deadline_s, trust_label
         self._first: dict[str, Proof] = {}
-        self._up: dict[str, EngineClient] = {}
+        self._up: Mapping[str, EngineClient] = {}  # replaced on change: rewards ask from other threads
 
     async def joins(self, engine: EngineClient) -> None:
         """Has the engine attest, and compares with its first life. Raises WeightError where it changed or proves
         nothing, EngineError or DeadlineExceeded where it does not answer."""
         await self._attest(engine)
-        self._up[engine.engine_id] = engine
+        self._up = {**self._up, engine.engine_id: engine}
 
     def lost(self, engine_id: str) -> None:
         """The engine ended: it is asked for nothing more."""
-        self._up.pop(engine_id, None)
+        self._up = {name: engine for name, engine in self._up.items() if name != engine_id}
 
     def serving(self, model: str) -> Sequence[EngineClient]:
         """The engines of a model that may be asked now."""
@@ -51,7 +51,7 @@ class FrozenModels:
 
     async def stayed(self) -> None:
         """Has every engine that is up attest once more; raises as `joins`, but for one that has just ended."""
-        await together(self._still(engine) for engine in list(self._up.values()))
+        await together(self._still(engine) for engine in self._up.values())
 
     async def _still(self, engine: EngineClient) -> None:
         try:

@@ -102,16 +102,16 @@ class RunEngines:
     @property
     def updated(self) -> list[EngineClient]:
         """The engines that weight updates go to, of those that have served."""
-        plans = self._plans.items()
-        return [self._engines[name].client for name, plan in plans if plan.updated and name in self._engines]
+        return self._clients(updated=True)
 
     @property
     def others(self) -> list[EngineClient]:
         """The engines that no weight update goes to."""
-        plans = self._plans.items()
-        return [
-            self._engines[name].client for name, plan in plans if not plan.updated and name in self._engines
-        ]
+        return self._clients(updated=False)
+
+    def _clients(self, updated: bool) -> list[EngineClient]:
+        found = [self._engines.get(name) for name, plan in self.plans.items() if plan.updated == updated]
+        return [engine.client for engine in found if engine is not None]
 
     @property
     def kept(self) -> frozenset[str]:
@@ -129,7 +129,7 @@ class RunEngines:
 
     @property
     def plans(self) -> dict[str, EnginePlan]:
-        """What was asked for, by engine id."""
+        """What was asked for, by engine id; a copy, since rewards ask for engines from other threads."""
         return dict(self._plans)
 
     def client(self, name: str) -> EngineClient | None:

@@ -23,7 +23,7 @@ from turnout.schedule.roster import actor_model, roster
 from turnout.schedule.run_engines import RunEngines
 from turnout.serving.client import EngineClient
 from turnout.serving.models import Live, Models
-from turnout.serving.roster import Program
+from turnout.serving.roster import Program, WorkerType
 from turnout.transfer.transport import Transport
 
 TRIES_MAX = 3
@@ -103,7 +103,13 @@ class RunModels:
     def _actors(self) -> Sequence[EngineClient]:
         if self._engines.router is not None:
             return self._engines.router.serving()
-        return [engine for engine in self._engines.updated if engine.holds is not None]
+        holding = [engine for engine in self._engines.updated if engine.holds is not None]
+        whole = [engine for engine in holding if engine.plan.worker_type is WorkerType.REGULAR]
+        if holding and not whole:
+            reason = "its engines are halves of pairs, which answer nothing that is asked of one of them"
+            remedy = "give the run a router (--router), which is asked then"
+            raise ConfigError(Fault("model", actor_model(self._config), reason, remedy))
+        return whole
 
 
 def check_models(config: RunConfig) -> None:
@@ -118,7 +124,9 @@ def check_models(config: RunConfig) -> None:
     if name is not None and frozen[name].model_path not in (None, config.hf_checkpoint):
         reason = f"is {frozen[name].model_path}, and evaluates versions of {config.hf_checkpoint}"
         raise ConfigError(Fault("--eval-model", name, reason, "leave its model_path out"))
-    if any(plan.model == name and plan.program is Program.SGLANG for plan in roster(config)):
+    if name is not None and any(
+        plan.model == name and plan.program is Program.SGLANG for plan in roster(config)
+    ):
         reason = (
             "engines that only evaluate prove each version by its root, which a stock SGLang does not know"
         )

@@ -25,11 +25,12 @@ from turnout.schedule.frozen import FrozenModels
 from turnout.schedule.reference import Reference
 from turnout.schedule.run_engines import Around, Care, Probes, RunEngines
 from turnout.schedule.run_models import RunModels, check_models
-from turnout.serving.client import EngineClient
+from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.external import Elsewhere
 from turnout.serving.launcher import Engine
 from turnout.serving.models import Models, model_url
-from turnout.serving.roster import EnginePlan
+from turnout.serving.roster import EnginePlan, WorkerType
+from turnout.weights.routing import Held
 
 OLD, NEW = "1" * 32, "2" * 32
 
@@ -140,6 +141,51 @@ def test_the_next_life_of_a_frozen_engine_is_asked_once_it_attests(tmp_path: Pat
             await models.again(judge(one))
 
     on(use)
+
+
+def test_the_trained_model_is_no_half_of_a_pair(tmp_path: Path) -> None:
+    async def use(one: ScriptedEngine, two: ScriptedEngine) -> None:
+        nothing: Any = None
+        clients = {engine.engine_id: engine.client() for engine in (one, two)}
+
+        async def start(plan: EnginePlan) -> Engine:
+            client = clients[plan.engine_id]
+            client.plan, client.holds = plan, Held(WeightVersion(1, 3, OLD), 0)
+            return Engine(Elsewhere(), client)
+
+        engines = RunEngines(start, Log(), QuickClock(), Waits(lambda: 0.0))
+        run = RunModels(configured(tmp_path), engines, nothing, Log(), QuickClock()).models
+        await engines.start(EnginePlan("judge-0", worker_type=WorkerType.DECODE))
+        with pytest.raises(ConfigError, match=r"model = actor: its engines are halves of pairs.*--router"):
+            model_url(run, "actor")
+        await engines.start(EnginePlan("judge-1"))
+        assert {model_url(run, "actor") for _ in range(3)} == {two.address.url}
+
+    on(use)
+
+
+def test_who_serves_may_change_while_a_reward_in_a_thread_asks() -> None:
+    frozen = FrozenModels(Log(), 5.0, trust_label=True)
+
+    class Ends:
+        engine_id = "judge-0"
+
+        async def attest(self, _deadline_s: float) -> Attestation:
+            return Attestation("default", "", "label")
+
+        @property
+        def plan(self) -> EnginePlan:
+            frozen.lost("judge-0")
+            return EnginePlan("judge-0", model="judge", updated=False)
+
+    ends: Any = Ends()
+
+    async def main() -> None:
+        await frozen.joins(ends)
+
+    asyncio.run(main())
+    assert frozen.serving("judge") == [ends]
+    assert frozen.serving("judge") == []
 
 
 def test_a_life_that_does_not_join_ends_and_another_is_started() -> None:
