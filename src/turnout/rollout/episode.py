@@ -7,11 +7,11 @@
 
 The response is what the turns and the environment said, in order, as exact token ids: nothing is decoded and
 tokenised again. Promises: tokens of the environment have loss mask 0, log-prob 0 and the engine ENVIRONMENT, and
-count as of the version that made the token before them; a sample ends by LENGTH where its tokens or turns are
-used up, and fails where the function raises or is not done by the sample's deadline, whatever it does with its
-cancellation; the turns of a sample find the engine that has their prefix. A sample that was cut goes on: its
-function runs from the beginning, what exists is told again and not made again, and where the environment now says
-something else, what it said then stays.
+count as of the version that made the token before them; a sample ends by LENGTH where its tokens or turns are used
+up, and fails where the function raises, is not done by the sample's deadline, whatever it does with its
+cancellation, or goes on without a turn that it began; the turns of a sample find the engine that has their prefix.
+A sample that was cut goes on: its function runs from the beginning, what exists is told again and not made again,
+and where the environment now says something else, what it said then stays.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ from turnout.rollout.tokenizer import TokenizerLike
 
 FUNCTION = "the generate function"
 ENDS_S = 1.0  # for a function to end that was told to
+UNENDED = (
+    "the generate function went on while a turn had not ended: await each episode.generate() to its end, one at a "
+    "time and without a limit of time (the sample's deadline is one)"
+)
 
 
 class EpisodeOver(TurnoutError):
@@ -61,6 +65,7 @@ class Episode:
         self._at = 0  # how much of what exists was told to the function
         self._count = 0
         self.over: Finish | None = None
+        self.turn: asyncio.Task[Finish] | None = None  # that has not ended as turns do
 
     @property
     def prompt(self) -> Prompt:
@@ -73,7 +78,8 @@ class Episode:
 
     async def generate(self, max_new_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
         """The model's next turn, of at most so many tokens, ended by its end token or one of these texts besides
-        those of the run. Raises EpisodeOver where the sample has no tokens or turns left."""
+        those of the run. Raises EpisodeOver where the sample has no tokens or turns left, GenerateFailed where the
+        turn before has not ended."""
         self._check(self.left > 0 and self._count < self._turns.most)
         self._count += 1
         draft, first, plan = self._draft, self._at, self._ask.plan
@@ -86,7 +92,10 @@ class Episode:
         if not whole:
             draft.turn = first
             plan = but(plan, params=params, deadline_s=max(0.001, self._end - self._turns.clock.now()))
-            finish = await self._turns.sampler.turn(but(self._ask, plan=plan), draft, self._wait)
+            work = self._turns.sampler.turn(but(self._ask, plan=plan), draft, self._wait)
+            self.turn = asyncio.ensure_future(work)
+            finish = await self.turn
+            self.turn = None
             self._works()
             if finish is Finish.ABORT:
                 self.over = finish
@@ -118,12 +127,22 @@ class Episode:
         """No turn is made any more."""
         self.over = Finish.ABORT
 
+    def check_turn(self) -> None:
+        """Raises where a turn has not: its own fault, or GenerateFailed."""
+        turn = self.turn
+        if turn is None:
+            return
+        fault = turn.exception() if turn.done() and not turn.cancelled() else None
+        raise GenerateFailed(UNENDED) if fault is None else fault
+
     def _works(self) -> None:
         """The function is at work."""
         self._wait.on, self._wait.what = FUNCTION, "its next turn or its end"
         self._wait.since = self._turns.clock.now()
 
     def _check(self, some_left: bool) -> None:
+        if self.over is not Finish.ABORT:
+            self.check_turn()
         if self.over is None and not some_left:
             self.over = Finish.LENGTH
         if self.over not in (None, Finish.LENGTH) or not some_left:
@@ -158,9 +177,10 @@ class Turns:
             in_time = await self._deadlines.ended(task, ask.plan.deadline_s)
         finally:
             episode.close()
-            if not task.done():
-                task.cancel()
-                await self._deadlines.ended(task, ENDS_S)
+            for work in (task, episode.turn):
+                if work is not None and not work.done():
+                    work.cancel()
+                    await self._deadlines.ended(work, ENDS_S)
         if not in_time:
             raise GenerateFailed(f"the generate function had not ended after {ask.plan.deadline_s:g} s")
         finish = task.result()
@@ -177,4 +197,5 @@ class Turns:
                 raise
         except Exception as fault:  # a user's function may raise anything
             raise GenerateFailed(f"the generate function raised {type(fault).__name__}: {fault}") from fault
+        episode.check_turn()
         return Finish.STOP if episode.over is None else episode.over

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.scripted_engine import Answer, ScriptedEngine
+from tests.scripted_engine import HANG, Answer, ScriptedEngine
 from tests.unit.rollout.parts import Numbers, prompts
 from tests.unit.rollout.test_sampler import SEED, V1, row
 from turnout.core.errors import EngineRefused, GenerateFailed
@@ -230,5 +231,54 @@ def test_a_turn_that_was_cut_gets_its_rest_and_one_that_had_ended_is_not_made_lo
         made = await world.sample(one, begun)
         assert made.response_ids == (ids if ended else (40, 41, 42, 43, 44))
         assert world.sent() == ([] if ended else [(ids, 2)])
+
+    on(use)
+
+
+async def limits(episode: Episode) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(episode.generate(), 0.05)
+
+
+async def limits_and_goes_on(episode: Episode) -> None:
+    await limits(episode)
+    episode.append([500])
+
+
+async def two_at_once(episode: Episode) -> None:
+    await asyncio.gather(episode.generate(), episode.generate())
+
+
+async def leaves_one(episode: Episode) -> None:
+    LEFT.append(asyncio.ensure_future(episode.generate()))
+    await asyncio.sleep(0.05)
+
+
+LEFT: list[Any] = []
+
+
+@pytest.mark.parametrize("generate", [limits, limits_and_goes_on, two_at_once, leaves_one])
+def test_a_function_that_goes_on_without_its_turn_fails_and_the_turn_is_ended(generate: Generate) -> None:
+    async def use(world: World) -> None:
+        world.engine.on_generate = lambda body: HANG
+        with pytest.raises(GenerateFailed, match="a turn had not ended"):
+            await world.sample(generate, deadline=60.0)
+        await asyncio.wait_for(world.engine.until_running(0), 5)
+        await asyncio.gather(*LEFT, return_exceptions=True)
+
+    LEFT.clear()
+    on(use)
+
+
+def test_what_an_engine_refuses_is_told_where_the_function_keeps_it_to_itself() -> None:
+    async def use(world: World) -> None:
+        async def one(episode: Episode) -> None:
+            await episode.generate(max_new_tokens=2)
+            with contextlib.suppress(Exception):
+                await episode.generate()
+
+        world.engine.script("/generate", Answer(body=row(0, 2, Finish.LENGTH)), Answer(400))
+        with pytest.raises(EngineRefused):
+            await world.sample(one)
 
     on(use)
