@@ -108,7 +108,9 @@ async def _router(config: RunConfig, clock: Clock, deadline_s: float) -> tuple[F
         return ()
     if plan.launch is not None:
         return await own_router(plan.launch, clock)
-    return () if plan.address is None else await their_router(plan.address, clock, deadline_s)
+    if plan.address is None:
+        return ()
+    return await their_router(plan.address, clock, deadline_s, plan.access)
 
 
 def _model(config: RunConfig, deep: bool) -> ModelFacts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -205,11 +206,12 @@ class RunRouter:
             await client.remove(one.worker_id)
 
     async def _lives(self, url: str) -> bool:
-        client = EngineClient("worker", parse_address(url, "the list of the router"), self._clock)
+        access = Access(tls=self._plan.access.tls)  # keys are not for strangers
+        client = EngineClient("worker", parse_address(url, "the list of the router"), self._clock, access)
         try:
             await client.health(ANSWER_S)
-        except EngineDead:
-            return False
+        except EngineDead as fault:  # who shows a certificate that is not trusted is there
+            return isinstance(fault.__cause__, ssl.SSLError)
         except EngineError as fault:  # a refusal is an answer, silence is none
             return not isinstance(fault.__cause__, DeadlineExceeded)
         finally:

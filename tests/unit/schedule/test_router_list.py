@@ -19,6 +19,7 @@ from turnout.protocol.sglang import GenerateRequest, SamplingParams
 from turnout.protocol.stream import PartialReply
 from turnout.rollout.draft import Desk, Draft, Pace
 from turnout.schedule.router_list import PROBE_S, RouterList
+from turnout.schedule.run_router import RouterPlan, RunRouter
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.serving.router_client import RouterClient
@@ -149,6 +150,21 @@ def test_a_worker_of_others_stays_and_nothing_goes_through_beside_it() -> None:
         assert theirs in bench.router.rows and not bench.router.sent("/workers/x")
         with pytest.raises(WeightError, match=r"127\.0\.0\.1:9, which must not be asked now"):
             bench.members.routable()
+
+    run(work)
+
+
+def test_a_worker_whose_certificate_is_not_trusted_is_no_dead_one() -> None:
+    async def work(bench: Bench) -> None:
+        async with ScriptedEngine("theirs") as engine:
+            url = engine.address.url.replace("http", "https")  # so that the handshake fails
+            theirs = {"url": url, "worker_type": "regular", "id": "x", "is_healthy": True}
+            bench.router.rows.append(theirs)
+            bench.router.looks = 5
+            router = RunRouter(RouterPlan("router", "run-a", None, bench.router.address), Log(), CLOCK)
+            with pytest.raises(ConfigError, match="it has workers of somebody else: https"):
+                await router.check()
+            assert not bench.router.sent("/workers/x"), "it stays in the list of the others"
 
     run(work)
 

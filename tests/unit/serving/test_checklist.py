@@ -16,6 +16,7 @@ from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, EngineRefused, Fault
 from turnout.placement.real import RealClock
 from turnout.serving import router_launcher
+from turnout.serving.access import Access
 from turnout.serving.address import Address
 from turnout.serving.checklist import engines
 from turnout.serving.checklist.facts import Deployment, EngineFacts, HereFacts, ModelFacts, StoreFacts
@@ -288,16 +289,20 @@ def test_only_an_engine_that_holds_the_checkpoint_loads_it(
     assert bool(engine.loaded) == (result is Result.PROVED)
 
 
+WORKER = {"id": "1", "url": "http://e:1", "worker_type": "regular", "is_healthy": True}
+
+
 async def served(body: dict[str, Any]) -> tuple[Finding, ...]:
     """What is found of a router that lists this."""
 
-    async def workers(_request: web.Request) -> web.Response:
-        return web.json_response(body)
+    async def workers(request: web.Request) -> web.Response:
+        known = request.headers.get("Authorization") == "Bearer sesame"
+        return web.json_response(body, status=200 if known else 401)
 
     app = web.Application()
     app.add_routes([web.get("/workers", workers)])
     async with TestServer(app) as server:
-        return await their_router(Address("127.0.0.1", server.port or 0), RealClock(), 5.0)
+        return await their_router(Address("127.0.0.1", server.port or 0), RealClock(), 5.0, Access("sesame"))
 
 
 @pytest.mark.parametrize(
@@ -305,10 +310,9 @@ async def served(body: dict[str, Any]) -> tuple[Finding, ...]:
     [
         ({"workers": []}, Result.PROVED),
         ({"other": 1}, Result.FAILED),
-        (
-            {"workers": [{"id": "1", "url": "http://e:1", "worker_type": "regular", "is_healthy": True}]},
-            Result.UNKNOWN,
-        ),
+        ({"workers": [WORKER]}, Result.UNKNOWN),
+        ({"workers": [WORKER | {"is_healthy": False}]}, Result.UNKNOWN),
+        ({"workers": [WORKER | {"is_healthy": False, "status": "draining"}]}, Result.PROVED),
     ],
 )
 def test_a_router_of_somebody_else(body: dict[str, Any], result: Result) -> None:

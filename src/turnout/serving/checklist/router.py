@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError
 from turnout.core.ports import Clock
+from turnout.serving.access import OPEN, Access
 from turnout.serving.address import Address
 from turnout.serving.checklist.lines import Finding, failed, proved, unknown
 from turnout.serving.router_client import RouterClient
@@ -21,16 +22,18 @@ async def own_router(launch: RouterLaunch, clock: Clock) -> tuple[Finding, ...]:
     return (proved(f"is installed, and knows its policy and {len(launch.arguments)} arguments", launch.kind),)
 
 
-async def their_router(address: Address, clock: Clock, deadline_s: float) -> tuple[Finding, ...]:
+async def their_router(
+    address: Address, clock: Clock, deadline_s: float, access: Access = OPEN
+) -> tuple[Finding, ...]:
     """Of a router that somebody else runs: it lists its workers, none of which may be another's."""
-    client = RouterClient("router", address, clock)
+    client = RouterClient("router", address, clock, access)
     try:
         listed = await clock.within(deadline_s, "the router to list its workers", client.workers())
     except (EngineError, DeadlineExceeded) as fault:
         return (failed(fault.reason if isinstance(fault, EngineError) else str(fault), address.place),)
     finally:
         await client.close()
-    serving = [each.worker.url for each in listed if each.serves]
-    if serving:
-        return (unknown(f"it has workers already: {', '.join(serving)}", address.place),)
-    return (proved("lists its workers, none of which serves another", address.place),)
+    there = [each.worker.url for each in listed if not each.leaves]
+    if there:
+        return (unknown(f"it has workers already: {', '.join(there)}", address.place),)
+    return (proved("lists its workers, of which it has none", address.place),)
