@@ -51,7 +51,7 @@ class Server:
         self.pair = Disaggregation(compute)
         self.updates = UpdateCalls(compute)
         weights = WeightCalls(compute, self.updates.updates)
-        adoption = Adoption(compute, Owner(0) if owner is None else owner, self.updates.leave_all)
+        adoption = Adoption(compute, Owner(0) if owner is None else owner, self.updates.forget)
         self.controls = (Control(compute), self.updates, weights, FolderProbe(compute), adoption)
         self.started = time.time()
 

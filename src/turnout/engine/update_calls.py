@@ -57,8 +57,9 @@ class UpdateCalls(ControlCalls):
             web.post("/update_weight_version", self.rename),
         ]
 
-    async def leave_all(self) -> None:
-        """Leaves the groups of a controller that is gone: nobody sends through them any more."""
+    async def forget(self) -> None:
+        """Ends what a controller that is gone had begun, and leaves its groups: nobody sends through them."""
+        await self.updates.forget()
         for name in self._joined_by_rank.union(self._groups.names):
             with contextlib.suppress(WeightError):  # a rank has left already
                 await self._leave({"group_name": name})

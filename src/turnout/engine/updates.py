@@ -9,6 +9,7 @@ begin are an update of their own, as in SGLang before 0.5.23, but never the rest
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -150,6 +151,13 @@ class Updates:
             why = f"; it was dropped after {self._deadline_s:g} s without a call" if dropped else ""
             raise WeightError(f"no weight update was begun{why}")
         return await self._shielded(self._end(self._session, root, drop))
+
+    async def forget(self) -> None:
+        """Drops what was begun and what is prepared: nobody comes back for it."""
+        if self._session is not None:
+            with contextlib.suppress(WeightError):  # it has ended meanwhile
+                await self.end(drop=True)
+        self.drop_prepared()
 
     async def _from_disk(self, update: Update) -> Activated:
         staged = await self._stage_folder(update)

@@ -25,6 +25,7 @@ from turnout.serving.discovery import FLAG, EngineInfo, ModelIdentity, NotUnders
 from turnout.serving.launcher import Engine
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_client import SglangClient
+from turnout.serving.weights_client import EngineWeights
 from turnout.weights.stock_checksums import stock_of
 
 POLL_S = 0.25
@@ -120,6 +121,8 @@ class ExternalEngines:
                 client.stock = stock_of(info.dtype, info.device)
                 await client.control("/continue_generation", {}, ASK_S)  # a run that died may have paused it
                 await client.generates(min(GENERATES_S, max(1.0, end - self._clock.now())))
+            else:  # it may have begun an update, and ours refuses another beside it
+                await EngineWeights(client).drop(ASK_S)
         except BaseException:
             await client.close()
             raise

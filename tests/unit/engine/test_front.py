@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.engine_models import add_tokenizer, config, make_model
 from turnout.core.errors import ConfigError, ModelError, WeightError
 from turnout.core.types import Finish
+from turnout.engine import updates
 from turnout.engine.core import Activated, Attested
 from turnout.engine.loop import ComputeThread
 from turnout.engine.model import load_model
@@ -170,13 +171,18 @@ def test_an_update_goes_on_when_its_caller_hangs_up():
     asyncio.run(scenario())
 
 
-def test_an_engine_that_is_adopted_leaves_the_groups_of_the_controller_before():
+def test_an_engine_that_is_adopted_ends_what_the_controller_before_had_begun(monkeypatch):
+    monkeypatch.setattr(updates, "Staging", lambda _: SimpleNamespace())
+
     async def scenario() -> None:
         server = Server(cast("ComputeThread", SlowCompute()), Owner(0, linger_s=60.0))
         groups = server.updates._groups
         groups._groups |= {"turnout-a-1": object(), "turnout-b-1": object()}
         async with TestClient(TestServer(server.app())) as client:
+            assert (await client.post("/begin_weight_update", json={})).status == 200
+            assert (await client.post("/begin_weight_update", json={})).status == 409
             assert (await client.post("/adopt", json={"pid": os.getpid()})).status == 200
+            assert (await client.post("/begin_weight_update", json={})).status == 200
         assert groups.names == []
 
     asyncio.run(scenario())

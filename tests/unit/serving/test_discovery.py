@@ -126,6 +126,7 @@ def test_two_names_of_one_engine_and_one_that_does_not_answer() -> None:
             here = external_plan(engine.address)
             made = await engines.connect(here, 20.0)
             assert made.client.plan.model_path == "/m" and made.process.pid is None
+            assert engine.sent("/end_weight_update") == [{"abort": True}], "a run before may have begun one"
             with pytest.raises(ConfigError, match=f"is the engine {here.engine_id} by another name"):
                 await engines.connect(external_plan(Address("localhost", engine.address.port)), 20.0)
             await made.stop()
