@@ -112,6 +112,7 @@ class ExternalEngines:
         faults = [*info.faults(wanted.dtype, wanted.model, wanted.stock), *self._twins(info)]
         if faults:
             raise ConfigError(faults)
+        self.found[name] = info  # from here on no other name may have it
         kind = EngineClient if info.ours else SglangClient
         client = kind(name, address, self._clock, self._wanted.access)
         path = info.model_path or None
@@ -124,9 +125,9 @@ class ExternalEngines:
             else:  # it may have begun an update, and ours refuses another beside it
                 await EngineWeights(client).drop(ASK_S)
         except BaseException:
+            self.found.pop(name, None)
             await client.close()
             raise
-        self.found[name] = info
         return ExternalEngine(client, self.found)
 
     async def _answers(self, name: str, address: Address, end: float) -> EngineInfo:

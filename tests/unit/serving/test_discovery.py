@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import Answer, ScriptedEngine
 from turnout.core.errors import ConfigError, EngineError, Fault
 from turnout.placement.real import RealClock
 from turnout.serving.access import OPEN
@@ -134,5 +134,25 @@ def test_two_names_of_one_engine_and_one_that_does_not_answer() -> None:
             await made.stop()
         with pytest.raises(EngineError, match=f"did not answer at http://{here.engine_id} within"):
             await engines.connect(here, 0.1)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_two_names_of_one_engine_at_once_and_one_that_does_not_generate() -> None:
+    async def main() -> None:
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock())
+        async with ScriptedEngine(host="0.0.0.0") as engine:
+            for path in ("/server_info", "/model_info"):
+                engine.script(path, *[Answer(body=STOCK | NAMES)] * 3)
+            engine.script("/health_generate", Answer(), Answer(400))
+            names = [external_plan(Address(host, engine.port)) for host in ("127.0.0.1", "127.0.0.2")]
+            results = await asyncio.gather(*(engines.connect(n, 20.0) for n in names), return_exceptions=True)
+            (made,) = [one for one in results if not isinstance(one, BaseException)]
+            (twin,) = [one for one in results if isinstance(one, BaseException)]
+            assert isinstance(twin, ConfigError) and "by another name" in str(twin)
+            await made.stop()
+            with pytest.raises(EngineError):
+                await engines.connect(names[0], 20.0)
+            assert engines.found == {}
 
     asyncio.run(asyncio.wait_for(main(), 60))
