@@ -16,7 +16,7 @@ from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, Fault, WeightError
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, Fault, WeightError
 from turnout.core.events import EngineLost
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
@@ -101,14 +101,23 @@ class RunOutcome:
 
 
 async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan: EnginePlan) -> Engine:
-    """Starts an engine, or connects to it."""
+    """Starts an engine, or connects to it. Raises EngineError or ConfigError, with nothing left of it."""
+    try:
+        return await _launched(run, inputs, external, plan)
+    except (DeadlineExceeded, OSError) as fault:
+        raise EngineError(plan.engine_id, "start", "none", str(fault)) from fault
+
+
+async def _launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan: EnginePlan) -> Engine:
     config, folders = run.config, (run.paths.engines, run.paths.weights)
     if plan.program is Program.EXTERNAL:
         engine = await external.connect(plan, config.engine_start_timeout_s)
         try:
             await check_engines(config, [engine.client])
-        except WeightError as fault:
+        except BaseException as fault:
             await engine.stop()
+            if not isinstance(fault, WeightError):
+                raise
             raise ConfigError(Fault("--update-weight-mode", config.update_weight_mode, str(fault))) from fault
         engine.client.traffic = run.traffic
         return engine
