@@ -42,6 +42,7 @@ class EngineChanges:
         self.engines, self._updater, self._events, self._limits = engines, updater, events, limits
         self._lock = asyncio.Lock()
         self._made = 0
+        self._left: set[str] = set()
 
     @property
     def _clock(self) -> Clock:
@@ -79,12 +80,23 @@ class EngineChanges:
             self._check_left(name)
             client = self.engines.client(name)
             try:
-                await self._updater.leave(name, why, self._limits.join_s)
+                await self._leave(name, why)
             except DeadlineExceeded as fault:
                 raise Refused(f"engine {name} is asked no more, but has not left: {fault}") from fault
+            self._left.add(name)
             await self.engines.remove(name)
             self._events.emit(EngineRemoved(name, "none" if client is None else client.version, why))
             return f"engine {name} has left"
+
+    async def _leave(self, name: str, why: str) -> None:
+        """Raises Refused, with the engine back, where others ended while an update was waited for."""
+        await self._updater.leave(name, why, self._limits.join_s)
+        try:
+            self._check_left(name)
+        except Refused:
+            if (client := self.engines.client(name)) is not None:
+                await self._updater.join(client, self._limits.join_s)
+            raise
 
     def _check_left(self, name: str) -> None:
         """Those that have yet to prove a version can't be asked, and don't count."""
@@ -119,7 +131,7 @@ class EngineChanges:
     def _free_id(self, like: EnginePlan) -> str:
         """An id that no engine of the run has or had."""
         stem = like.engine_id.rpartition("-")[0]
-        numbers = [int(tail) for name in self.engines.plans
+        numbers = [int(tail) for name in {*self.engines.plans, *self._left}
                    if (tail := name.rpartition("-")[2]).isdigit() and name.startswith(stem)]  # fmt: skip
         self._made = max([self._made, *numbers]) + 1
         return f"{stem}-{self._made}"
