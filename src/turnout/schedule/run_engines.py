@@ -6,7 +6,7 @@ version; what of it still runs then is killed before it is started again. A new 
 port, and takes part only as the updater lets it join. Restarts have a budget and growing pauses; where too few
 engines are left for an update the run ends with the last death. After `stop` no process of an engine is left.
 One that somebody else runs is never stopped, nor started: its next life begins when something answers at its
-address again, for which it is asked without a limit.
+address again, for which it is asked without a limit, as it is for its first one, with restarts or without.
 """
 
 from __future__ import annotations
@@ -122,8 +122,7 @@ class RunEngines:
         return tuple(self._view(name) for name in self._plans)
 
     def _view(self, name: str) -> EngineView:
-        engine = self._engines.get(name)
-        if engine is None:
+        if (engine := self._engines.get(name)) is None:
             return EngineView(name, Life.STARTING.value, "none")
         return EngineView(name, _state_of(engine, self._health[name]), _held(engine))
 
@@ -178,14 +177,14 @@ class RunEngines:
 
     async def remove(self, name: str) -> None:
         """The run has no such engine any more; a process of ours is stopped."""
-        watch = self._watches.pop(name, None)
-        if watch is not None:
+        if (watch := self._watches.pop(name, None)) is not None:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-        engine = self._engines.get(name)
-        self._forget(name)
-        if engine is not None:
-            await engine.stop()
+        if name in self.up():
+            self._health[name] = self._health[name].after(Sign.ENDED)
+        if name in self._engines:
+            await self._engines[name].stop()
+        self._forget(name)  # not before: `stop` must find it where the run ends meanwhile
 
     def _forget(self, name: str) -> None:
         for table in (self._plans, self._engines, self._health):
@@ -236,7 +235,7 @@ class RunEngines:
                     death, plan = self._watches.pop(name).result(), self._plans[name]
                     left = [other for other in self._watches if self._plans[other].model == plan.model]
                     fewest, halves = care.needed.get(plan.model, (0, ()))
-                    if plan.program is Program.EXTERNAL:  # what it does is known since it has answered
+                    if plan.updated:  # they come and go, and what an external one does is known by its answer
                         halves = sides(client.plan for client in self.updated)
                     if lacking(left, fewest, halves):
                         raise death
@@ -280,13 +279,14 @@ class RunEngines:
         """Watches an engine and starts it again, as often as the budget allows. Why its last life ended. `new`: it
         has yet to join."""
         external = self._plans[name].program is Program.EXTERNAL
-        restarts = sys.maxsize if external and care.restarts else care.restarts
         again = "asked" if external else "started"
         if name not in self._engines:
             death = await self._next_life(name, care, around)
         else:
             death = await (self._newcomer if new else self._death)(name, care, around)
         while True:
+            endless = external and (care.restarts or name not in self._engines)
+            restarts = sys.maxsize if endless else care.restarts
             self._health[name], pause_s = self._health[name].again(restarts, self._clock.now())
             if pause_s is None and restarts:
                 spent = f"{death.reason}; it was started again {restarts} times in {WINDOW_S:.0f} s"

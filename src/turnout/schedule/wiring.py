@@ -215,10 +215,7 @@ def engine_care(config: RunConfig) -> Care:
     models.pop(str(config.eval_model), None)  # what it has no engine for is told as left out
     spare = config.min_engines is not None or config.use_fault_tolerance
     needed = {name: (1 if spare else len(plans), sides(plans)) for name, plans in models.items()}
-    actor = actor_model(config)
-    return Care(
-        probes, config.restarts, needed | {actor: (config.engines_needed, sides(models.get(actor, [])))}
-    )
+    return Care(probes, config.restarts, needed | {actor_model(config): (config.engines_needed, ())})
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
