@@ -22,7 +22,7 @@ from turnout.schedule.router_list import PROBE_S, RouterList
 from turnout.schedule.run_router import RouterPlan, RunRouter
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
-from turnout.serving.router_client import RouterClient
+from turnout.serving.router_client import RouterClient, RouterRoute
 from turnout.transfer.fleet import Fleet
 from turnout.weights.routing import Held, Standing
 
@@ -180,6 +180,9 @@ def test_tokens_that_nobody_is_named_for_stand_as_with_all_engines_that_the_rout
         request = GenerateRequest("rid", (1,), SamplingParams(max_new_tokens=2))
         [told, _] = [item async for item in route.generate_stream(request, 5.0)]
         assert isinstance(told, PartialReply) and (told.engine_id, told.among) == ("router", ("e0",))
+        pairs = RouterRoute(bench.client, replace(route.behind, pairs=True, told=("p", "d")), "run-a")
+        parts = [item async for item in pairs.generate_stream(request, 5.0) if isinstance(item, PartialReply)]
+        assert [(part.output_ids, part.among) for part in parts] == [((0,), ("p", "d")), ((7,), ("p", "d"))]
         desk = Desk(lambda _: None, bench.members.routes(lambda: 9.0).standing, CLOCK, Pace())
 
         def kept(part: PartialReply) -> tuple[int, Standing]:
