@@ -121,23 +121,34 @@ class Updater:
             await self.clock.within(max(0.001, end - self.clock.now()), what, self.fleet.changed())
         self.fleet.add(engine)
         life = self.fleet.lives[name]
-        if self._update is not None and not self._update.ended.is_set():
-            self._update.joined(name)
-            what = f"the update under way to end, for engine {name} to join"
-            await self.clock.within(deadline_s, what, self._update.ended.wait())
+        await self._updates_ended(name, end)
         earlier = self._joins.setdefault(name, asyncio.Lock())
         what = f"an earlier try of engine {name} to join to end"
         await self.clock.within(max(0.001, end - self.clock.now()), what, earlier.acquire())
-        self.fleet.set_apart(name, True)
         try:
-            return await self._joined(engine, life, end)
-        except FAULTS as fault:
-            if life == self.fleet.lives[name]:
-                self.fleet.fence(name, "", str(fault))
-            return False
+            await self._updates_ended(name, end)  # from here to `set_apart` nothing can begin
+            self.fleet.set_apart(name, True)
+            return await self._loaded(engine, life, end)
         finally:
             self.fleet.set_apart(name, False)
             earlier.release()
+
+    async def _updates_ended(self, name: str, end: float) -> None:
+        """Returns when no update is under way, for an engine to join: one that failed may be followed by the next
+        before whoever waited for its end goes on."""
+        while self._update is not None and not self._update.ended.is_set():
+            self._update.joined(name)
+            what = f"the update under way to end, for engine {name} to join"
+            await self.clock.within(max(0.001, end - self.clock.now()), what, self._update.ended.wait())
+
+    async def _loaded(self, engine: EngineClient, life: int, end: float) -> bool:
+        """As `_joined`; an engine that fails is fenced."""
+        try:
+            return await self._joined(engine, life, end)
+        except FAULTS as fault:
+            if life == self.fleet.lives[engine.engine_id]:
+                self.fleet.fence(engine.engine_id, "", str(fault))
+            return False
 
     async def _joined(self, engine: EngineClient, life: int, end: float) -> bool:
         """Whether the engine, in the life in which it asked, holds the current version, loaded where need be."""

@@ -502,6 +502,27 @@ def test_a_joiner_waits_for_the_update_under_way_and_loads_what_became_current(t
     on(tmp_path, use)
 
 
+def test_a_joiner_waits_for_the_update_that_follows_a_failed_one_as_well(tmp_path: Path) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        async with ScriptedEngine("e2") as late:
+            first = d.updater.begin(lambda: model(1), 1, 20.0)
+            await first.publish()
+            joining = asyncio.ensure_future(d.updater.join(late.client(), 10.0))
+            await asyncio.sleep(0.05)
+            assert not joining.done()
+            await first.abandon("the disk is full")
+            second = d.updater.begin(lambda: model(2), 2, 20.0)
+            await second.publish()
+            await asyncio.sleep(0.05)
+            assert late.calls == [] and not joining.done()
+            await second.prepare()
+            version = await second.commit()
+            assert await joining and late.root == version.root
+
+    on(tmp_path, use)
+
+
 def test_a_joiner_that_cannot_load_is_not_routable(tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
