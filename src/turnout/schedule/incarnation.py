@@ -252,11 +252,17 @@ class Incarnation:
             if not client.plan.updated:
                 reporter.say(f"engine {client.engine_id} {await models.again(client)}")
                 return
-            try:
-                serves = await updater.join(client, self.config.update_weight_timeout_s)
-            except DeadlineExceeded as fault:
-                reporter.say(f"engine {client.engine_id} runs again, but takes no part yet: {fault}")
-                return
+            told = False
+            while True:
+                try:
+                    serves = await updater.join(client, self.config.update_weight_timeout_s)
+                    break
+                except DeadlineExceeded as fault:
+                    if not told:
+                        reporter.say(f"engine {client.engine_id} runs again, but takes no part yet: {fault}")
+                    told = True
+                    if fleet.engines.get(client.engine_id) is client:  # the next update asks it
+                        return
             what = "serves again" if serves else "runs again and takes part in the next update"
             reporter.say(f"engine {client.engine_id} {what}")
 
