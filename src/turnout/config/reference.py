@@ -6,6 +6,7 @@ A test compares the committed page with what this makes.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
@@ -50,12 +51,17 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def main(argv: list[str]) -> int:
+def write_page(argv: list[str], usage: str, render: Callable[[], str]) -> int:
+    """`python -m usage`: writes the page to the one file that is named; the exit status."""
     if len(argv) != 1:
-        sys.stderr.write("usage: python -m turnout.config.reference docs/flags.md\n")
+        sys.stderr.write(f"usage: python -m {usage}\n")
         return 2
-    Path(argv[0]).write_text(render_reference(), encoding="utf-8")
+    Path(argv[0]).write_text(render(), encoding="utf-8")
     return 0
+
+
+def main(argv: list[str]) -> int:
+    return write_page(argv, "turnout.config.reference docs/flags.md", render_reference)
 
 
 if __name__ == "__main__":

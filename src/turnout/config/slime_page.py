@@ -7,8 +7,8 @@ line, so the page can't say anything else than the program does. A test compares
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
+from turnout.config.reference import write_page
 from turnout.config.refusals import ELSEWHERE, RENAMED, entry_of, not_yet
 from turnout.config.run_config import specs
 from turnout.config.slime import GOES_ON, IGNORED, NAMED, NEUTRAL, SWITCHES, VALUES
@@ -174,11 +174,7 @@ def render() -> str:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 1:
-        sys.stderr.write("usage: python -m turnout.config.slime_page docs/coming-from-slime.md\n")
-        return 2
-    Path(argv[0]).write_text(render(), encoding="utf-8")
-    return 0
+    return write_page(argv, "turnout.config.slime_page docs/coming-from-slime.md", render)
 
 
 if __name__ == "__main__":

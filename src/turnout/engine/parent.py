@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
 import threading
 import time
+
+from turnout.placement.processes import handle_lives
 
 PR_SET_PDEATHSIG = 1
 PARENT_POLL_S = 0.5
@@ -58,9 +59,5 @@ class Owner:
         gone = 0.0  # since when there is no owner
         while not gone or time.monotonic() - gone < self.linger_s:
             time.sleep(min(PARENT_POLL_S, self.linger_s))
-            owned, poll = self._handle is not None, select.poll()
-            if self._handle is not None:
-                poll.register(self._handle, select.POLLIN)
-            owned = owned and not poll.poll(0)
-            gone = 0.0 if owned else gone or time.monotonic()
+            gone = 0.0 if handle_lives(self._handle) else gone or time.monotonic()
         os._exit(1)

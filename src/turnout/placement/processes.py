@@ -109,11 +109,7 @@ class FoundProcess:
 
     @property
     def alive(self) -> bool:
-        if self._handle is None:
-            return False
-        poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
-        return not poll.poll(0)
+        return handle_lives(self._handle)
 
     async def ended(self) -> str:
         """Waits for its end; how it ended only its parent is told."""
@@ -145,6 +141,15 @@ class FoundProcess:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+
+def handle_lives(handle: int | None) -> bool:
+    """Whether the process of a pidfd has not ended; None: there is none."""
+    if handle is None:
+        return False
+    poll = select.poll()  # takes any descriptor, select none above 1023
+    poll.register(handle, select.POLLIN)
+    return not poll.poll(0)
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:

@@ -22,6 +22,7 @@ from turnout.serving.client import EngineClient
 
 POLL_S = 0.05
 STOP_GRACE_S = 5.0
+READY = ".ready.json"  # the end of a ready file's name; before it stands the engine's id
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Engine:
 
 def command_of(spec: EngineLaunch) -> tuple[Path, tuple[str, ...]]:
     """The ready file of an engine, and the command that starts it."""
-    ready = spec.folder / f"{spec.engine_id}.ready.json"
+    ready = spec.folder / f"{spec.engine_id}{READY}"
     return ready, (sys.executable, "-m", "turnout.engine", *spec.arguments, "--ready-file", str(ready))
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from turnout.core.errors import DeadlineExceeded, EngineError
 from turnout.core.ports import Clock
 from turnout.placement.processes import FoundProcess
-from turnout.serving.launcher import STOP_GRACE_S, Engine, EngineLaunch, client_of, command_of
+from turnout.serving.launcher import READY, STOP_GRACE_S, Engine, EngineLaunch, client_of, command_of
 
 log = logging.getLogger(__name__)
 ADOPT_S = 10.0
-OWNER_FLAG, READY = "--parent-pid", ".ready.json"
+OWNER_FLAG = "--parent-pid"
 
 
 def _running(ready: Path, clock: Clock) -> tuple[FoundProcess, list[str]] | None:
