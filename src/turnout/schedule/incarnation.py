@@ -32,6 +32,7 @@ from turnout.schedule.checkpoint_contents import About, Written, contents_of
 from turnout.schedule.checkpoints import RunCheckpoints
 from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.engine_changes import EngineChanges, Limits
+from turnout.schedule.engine_lives import Around
 from turnout.schedule.engine_requests import AddressFile, EngineRequests, beside
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
@@ -48,7 +49,7 @@ from turnout.schedule.resume import (
 )
 from turnout.schedule.resume_ledger import returning_groups
 from turnout.schedule.roster import roster
-from turnout.schedule.run_engines import Around, RunEngines
+from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_models import RunModels
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.stall_watch import Parties

@@ -27,10 +27,10 @@ from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.tokenizer import TokenizerLike
 from turnout.rollout.worker import Samples, SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
+from turnout.schedule.engine_lives import Care, Probes
 from turnout.schedule.external import external_access
 from turnout.schedule.parts import UpdatePatience
 from turnout.schedule.roster import actor_model, roster
-from turnout.schedule.run_engines import Care, Probes
 from turnout.schedule.run_router import RouterPlan
 from turnout.serving.address import parse_address
 from turnout.serving.launcher import EngineLaunch

@@ -16,7 +16,8 @@ from turnout.core.waits import Waits
 from turnout.placement.real import RealClock
 from turnout.schedule import incarnation
 from turnout.schedule.engine_changes import EngineChanges, Limits, Refused
-from turnout.schedule.run_engines import Around, Care, Probes, RunEngines
+from turnout.schedule.engine_lives import Around, Care, Probes
+from turnout.schedule.run_engines import RunEngines
 from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.serving.launcher import Engine

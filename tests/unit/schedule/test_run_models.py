@@ -21,9 +21,10 @@ from turnout.core.waits import Waits
 from turnout.placement.real import RealClock
 from turnout.rollout.rewards import RewardRunner
 from turnout.schedule.dedicated import DedicatedEngines, Following
+from turnout.schedule.engine_lives import Around, Care, Probes
 from turnout.schedule.frozen import FrozenModels
 from turnout.schedule.reference import Reference
-from turnout.schedule.run_engines import Around, Care, Probes, RunEngines
+from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_models import RunModels, check_models
 from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.external import Elsewhere
