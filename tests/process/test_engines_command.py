@@ -9,7 +9,7 @@ from tests.held_reward import VARIABLE
 from tests.process.run_process import TINY, ended, gone_within, of_kind, start, wait_for
 
 WORDS = ("--min-engines", "1", "--engine-threads", "1", "--trainer-threads", "1", "--no-plots",
-         "--skip-eval-before-train", "--eval-num-prompts", "2", "--schedule", "async", "--num-rollout", "6",
+         "--skip-eval-before-train", "--eval-num-prompts", "2", "--schedule", "async", "--num-rollout", "8",
          "--custom-rm-path", "tests.held_reward:held", "--reward-timeout-s", "200")  # fmt: skip
 
 

@@ -163,7 +163,7 @@ def test_the_example_with_a_late_engine_that_ends_and_comes_again(
     )
     try:
         process = start(
-            "train", str(script / "run.yaml"), "--run-dir", str(run), *SHORT, "--num-rollout", "6",
+            "train", str(script / "run.yaml"), "--run-dir", str(run), *SHORT, "--num-rollout", "8",
             "--rollout-external-engine-addrs", *names, "--update-weight-disk-dir", str(root),
             "--custom-rm-path", "tests.held_reward:held", "--reward-timeout-s", "200",
             "--rollout-health-check-interval", "0.3", "--rollout-health-check-timeout", "2",
@@ -206,7 +206,7 @@ def test_the_file_of_addresses_is_followed(tmp_path: Path, start_engine: Start) 
     first, second = (place(engine.serving()) for engine in [start_engine(), start_engine()])
     file.write_text(f"{first}  # the only one\n")
     process = start(
-        "train", str(TINY), "--run-dir", str(run), *SHORT, "--num-rollout", "6", "--schedule", "async",
+        "train", str(TINY), "--run-dir", str(run), *SHORT, "--num-rollout", "8", "--schedule", "async",
         "--rollout-external-engine-file", str(file),
         "--custom-rm-path", "tests.held_reward:held", "--reward-timeout-s", "200", **{VARIABLE: str(go)},
     )  # fmt: skip

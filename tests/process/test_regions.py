@@ -21,8 +21,8 @@ from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
 
 URL = "s3://weights/runs/regions"
-WORDS = ("--num-rollout", "8", "--no-plots", "--skip-eval-before-train", "--eval-num-prompts", "2",
-         "--engine-threads", "1", "--trainer-threads", "1", "--reward-timeout-s", "200",
+WORDS = ("--rollout-slots", "4", "--num-rollout", "8", "--no-plots", "--skip-eval-before-train",
+         "--eval-num-prompts", "2", "--engine-threads", "1", "--trainer-threads", "1", "--reward-timeout-s", "200",
          "--custom-rm-path", "tests.held_reward:held")  # fmt: skip
 
 
