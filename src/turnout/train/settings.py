@@ -87,6 +87,8 @@ class TrainerSettings:
     `samples_per_optimizer_step` None means one optimizer step per train step. `head_chunk_tokens` bounds the
     rows of the logits that exist at once. `reference_given`: batches bring the reference's log-probs along.
     `max_nonfinite_steps` is how many skipped steps in a row are borne; the next one ends the run.
+    `ranks` processes share the work (turnout.train.sharded), `tensor_parallel` of them each product of matrices,
+    `expert_parallel` of them the experts; the rest of `ranks` is data parallel.
     """
 
     checkpoint: Path
@@ -104,6 +106,9 @@ class TrainerSettings:
     deterministic: bool = False
     seed: int = 0
     max_nonfinite_steps: int = 3
+    ranks: int = 1
+    tensor_parallel: int = 1
+    expert_parallel: int = 1
 
     def faults(self) -> list[Fault]:
         """Everything wrong with these values, named by the flags that set them."""
@@ -120,6 +125,11 @@ class TrainerSettings:
             (self.samples_per_optimizer_step is None or self.samples_per_optimizer_step > 0,
              "--global-batch-size", self.samples_per_optimizer_step, positive),
             (self.max_nonfinite_steps >= 0, "--max-nonfinite-steps", self.max_nonfinite_steps, "must be 0 or more"),
+            (self.ranks >= 1, "--actor-num-gpus-per-node, --actor-num-nodes", self.ranks, "must be at least 1"),
+            (self.tensor_parallel >= 1 and self.ranks % self.tensor_parallel == 0, "--tensor-model-parallel-size",
+             self.tensor_parallel, f"must divide the {self.ranks} trainer devices"),
+            (self.expert_parallel >= 1 and self.ranks % self.expert_parallel == 0, "--expert-model-parallel-size",
+             self.expert_parallel, f"must divide the {self.ranks} trainer devices"),
             (o.lr >= 0, "--lr", o.lr, "must be 0 or more"),
             (all(0 <= b < 1 for b in o.betas), "--adam-beta1, --adam-beta2", o.betas, "must be in [0, 1)"),
             (o.eps > 0, "--adam-eps", o.eps, positive),
