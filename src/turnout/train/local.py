@@ -27,7 +27,8 @@ from turnout.train.checkpoint import Counters, load_state, save_state
 from turnout.train.export import export_tensors, plan_export
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
-from turnout.train.losses.grpo import LossInputs, TokenSums, grpo_loss
+from turnout.train.losses.inputs import LossInputs, TokenSums
+from turnout.train.losses.table import LOSSES
 from turnout.train.losses.weights import token_weights
 from turnout.train.lr_schedule import learning_rate
 from turnout.train.model import DTYPES, CausalModel, DeviceRows, freeze, load_causal_model
@@ -78,6 +79,7 @@ class LocalBackend:
         algorithms, for the whole process."""
         self.settings = settings
         self._now = now
+        self._loss = LOSSES[settings.loss.name]
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
         torch.use_deterministic_algorithms(settings.deterministic)
@@ -133,10 +135,10 @@ class LocalBackend:
     def _slices(self, samples: list[TrainSample], tally: _Tally) -> list[_Slice]:
         size = self.settings.samples_per_optimizer_step or len(samples)
         pieces = [samples[i : i + size] for i in range(0, len(samples), size)]
-        kl_trains = self.settings.loss.kl_coef > 0
-        live = [[i for i, s in enumerate(piece) if kl_trains or any(s.advantages)] for piece in pieces]
+        all_train = self.settings.loss.kl_coef > 0 or not self._loss.advantages
+        live = [[i for i, s in enumerate(piece) if all_train or any(s.advantages)] for piece in pieces]
         old: list[Floats] | None = None
-        if len(pieces) > 1 and not self.settings.loss.off_policy.interpolates:
+        if len(pieces) > 1 and self._loss.old and not self.settings.loss.off_policy.interpolates:
             started = self._now()
             old = self.logprobs(samples)
             tally.forward += self._now() - started
@@ -194,7 +196,8 @@ class LocalBackend:
         rows = rows_of(micro, part.samples, masked_too=False)
         device_rows = DeviceRows.of(rows, self._model.device)
         logprobs, entropy = self._model.logprobs(device_rows)
-        loss, sums = grpo_loss(logprobs, entropy, self._inputs(part, rows, device_rows), self.settings.loss)
+        inputs = self._inputs(part, rows, device_rows)
+        loss, sums = self._loss.function(logprobs, entropy, inputs, self.settings.loss)
         value = float(loss.detach())
         between = self._now()
         if loss.requires_grad:

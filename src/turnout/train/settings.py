@@ -68,10 +68,11 @@ class OffPolicy:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """The objective. The ratio is clipped to [1 - eps_clip, 1 + eps_clip_high]; `kl_coef` weighs the KL to
-    the reference (0: measured where there is a reference, not trained on)."""
+    """The objective: `name` is one of turnout.train.losses.table. The ratio is clipped to [1 - eps_clip,
+    1 + eps_clip_high]; `kl_coef` weighs the KL to the reference (0: measured where there is a reference, not
+    trained on)."""
 
-    name: Literal["grpo"] = "grpo"
+    name: Literal["grpo", "gspo", "cispo"] = "grpo"
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28
     kl_coef: float = 0.0
@@ -140,7 +141,6 @@ class TrainerSettings:
             (o.schedule == "constant" or o.total_steps > o.warmup_steps, "--lr-decay-iters", o.total_steps,
              f"must be above the {o.warmup_steps} warmup steps"),
             (0 <= o.min_lr_ratio <= 1, "--min-lr-ratio", o.min_lr_ratio, "must be between 0 and 1"),
-            (loss.name == "grpo", "--loss", loss.name, "must be grpo"),
             (0 < loss.eps_clip < 1, "--eps-clip", loss.eps_clip, "must be in (0, 1)"),
             (loss.eps_clip_high > 0, "--eps-clip-high", loss.eps_clip_high, positive),
             (loss.kl_kind in ("k1", "k2", "k3"), "--kl-loss-type", loss.kl_kind, "must be k1, k2 or k3"),

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.train_models import make_samples, reference_loss
-from turnout.train.losses.grpo import LossInputs, TokenSums, grpo_loss, kl_estimate
+from turnout.train.losses.grpo import grpo_loss
+from turnout.train.losses.inputs import LossInputs, TokenSums
+from turnout.train.losses.kl import kl_estimate
 from turnout.train.losses.weights import token_weights
 from turnout.train.settings import LossSettings
 

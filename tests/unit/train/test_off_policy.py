@@ -22,7 +22,8 @@ from tests.train_models import (
 from tests.unit.train.test_grpo import flat
 from turnout.core.errors import TrainError
 from turnout.train.local import LocalBackend
-from turnout.train.losses.grpo import LossInputs, grpo_loss
+from turnout.train.losses.grpo import grpo_loss
+from turnout.train.losses.inputs import LossInputs
 from turnout.train.losses.weights import token_weights
 from turnout.train.off_policy import importance
 from turnout.train.settings import LossSettings, OffPolicy

@@ -1,0 +1,81 @@
+"""What all policy-gradient losses share: the off-policy weight, the KL to a reference, the statistics.
+
+Per token, with w its importance weight (turnout.train.off_policy) and the surrogate of the algorithm:
+    loss = sum over tokens of weight * (w surrogate + kl_coef * kl)
+The weights of one optimizer step (turnout.train.losses.weights) depend on all of its samples and not on packing, so
+neither the packing nor the size of a micro-batch changes the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnout.train.losses.inputs import LossInputs, TokenSums
+from turnout.train.losses.kl import kl_estimate
+from turnout.train.off_policy import importance, interpolated
+from turnout.train.settings import LossSettings
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a surrogate is made of, [M] each; only `logprobs` and `ratio` = exp(logprobs - old) carry a gradient."""
+
+    logprobs: Tensor
+    old: Tensor
+    ratio: Tensor
+    advantages: Tensor
+    sample: Tensor
+
+
+# The loss of each token, with gradient, and whether its clip binds; both [M].
+Surrogate = Callable[[Terms, LossSettings], tuple[Tensor, Tensor]]
+
+
+def policy_loss(
+    logprobs: Tensor, entropy: Tensor, inputs: LossInputs, settings: LossSettings, surrogate: Surrogate
+) -> tuple[Tensor, TokenSums]:
+    """The micro-batch's part of the loss (a scalar with gradient) and its statistics."""
+    off = settings.off_policy
+    start = logprobs.detach() if inputs.old is None else inputs.old
+    old = inputs.behaviour if off.rollout_logprobs else start
+    if off.interpolates:
+        old = interpolated(inputs.behaviour, logprobs, inputs.lags)
+    gap = start - inputs.behaviour
+    with torch.no_grad():
+        corrected = importance(old - inputs.behaviour if off.interpolates else gap, inputs.sample, off)
+    ratio = torch.exp(logprobs - old)
+    policy, clipped = surrogate(Terms(logprobs, old, ratio, inputs.advantages, inputs.sample), settings)
+    per_token = corrected.weights * policy
+    kl = torch.zeros_like(per_token)
+    if inputs.reference is not None:
+        kl = kl_estimate(logprobs, inputs.reference, settings.kl_kind)
+        if settings.kl_coef:
+            per_token = per_token + settings.kl_coef * kl
+    loss = (per_token * inputs.weights).sum()
+    with torch.no_grad():
+        columns = [
+            torch.ones_like(gap),
+            entropy,
+            clipped.float(),
+            ratio,
+            ratio - 1.0 - (logprobs - old),
+            kl,
+            gap.abs(),
+            torch.exp(gap) - 1.0 - gap,
+            corrected.weights,
+            corrected.bounded.float(),
+        ]
+        sums = torch.stack(columns).double().sum(1).tolist()
+        units = corrected.units.double()
+    return loss, TokenSums(
+        *sums,
+        units=len(units),
+        importance=float(units.sum()),
+        importance_square=float((units**2).sum()),
+        mismatch_max=float(gap.abs().max()) if len(gap) else 0.0,
+        weight_max=float(corrected.weights.max()) if len(gap) else 0.0,
+    )
