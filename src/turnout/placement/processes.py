@@ -25,7 +25,13 @@ POOL_ENVIRONMENT = {"GOMP_SPINCOUNT": "100000", "TOKENIZERS_PARALLELISM": "false
 # Python's defaults look 10,000 samples in flight through again and again: a fifth of a controller's time and more.
 # What a sample leaves is gone by its reference counts; cycles come from errors and ends, which are few.
 COLLECTOR = (50_000, 20, 100)
-ODD_STATES = {"T": "is stopped (SIGSTOP)", "t": "is being traced", "Z": "has ended", "D": "waits for a disk"}
+STOPPED = "T"
+ODD_STATES = {
+    STOPPED: "is stopped (SIGSTOP)",
+    "t": "is being traced",
+    "Z": "has ended",
+    "D": "waits for a disk",
+}
 KILLED_S = 10.0  # from SIGKILL to the end of a process
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
 

@@ -26,7 +26,7 @@ from turnout.core.events import EngineReady
 from turnout.core.ports import Clock, EventSink
 from turnout.core.waits import ENGINES, Waits
 from turnout.observe.run_view import EngineView
-from turnout.placement.processes import ODD_STATES, process_state
+from turnout.placement.processes import ODD_STATES, STOPPED, process_state
 from turnout.placement.tasks import first
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
@@ -50,7 +50,8 @@ class Probes:
 class Around:
     """What the engines have to do with. `phase`: what the run is at; `lost`: told of a death and what follows;
     `joins`: takes a new life in, which EngineDead ends; `unasked`: why an engine that is alive will never be asked
-    again (empty: it will); `changing`: its weights are being put into place, and it may be late to answer."""
+    again (empty: it will); `changing`: its weights are being put into place, and it may be late to answer, unless its
+    process stands still."""
 
     phase: Callable[[], str]
     lost: Callable[[EngineDead, str], None]
@@ -227,7 +228,7 @@ class EngineLives:
         await self._clock.sleep(probes.first_wait_s)
         while True:
             await self._clock.sleep(probes.interval_s)
-            if around.changing(engine.engine_id):
+            if around.changing(name) and process_state(engine.process.pid) != STOPPED:
                 continue
             sign, reason = await _probed(engine, probes.timeout_s)
             health = self._health[name] = self._health[name].after(sign, probes.failures)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -95,6 +97,8 @@ class World:
         plans: list[EnginePlan],
         work: Awaitable[Any],
         needed: Mapping[str, tuple[int, Sides]] | None = None,
+        probes: Probes = PROBES,
+        changing: bool = False,
     ) -> None:
         async def main() -> None:
             await self.engines.begin(plans, 1)
@@ -105,11 +109,11 @@ class World:
                 lambda d, _: self.lost.append(d.engine_id),
                 self._joins,
                 lambda _: "",
-                lambda _: False,
+                lambda _: changing,
             )
             try:
                 await self.engines.during(
-                    self._of(work), Care(PROBES, 0, needed or {"default": (1, ())}), around
+                    self._of(work), Care(probes, 0, needed or {"default": (1, ())}), around
                 )
             finally:
                 await self.engines.stop()
@@ -246,3 +250,26 @@ def test_an_external_engine_that_is_not_used_is_let_go(
     with pytest.raises(raised):
         launched(EnginePlan("host1:1", program=Program.EXTERNAL), SimpleNamespace(connect=connect))
     assert stopped == [True]
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_engine_that_is_probed_in_an_update_is_one_whose_process_stands_still(stopped: bool) -> None:
+    """A probe of one that works could be late; one that is stopped held the update to its deadline."""
+    world = World()  # no probe is answered: nothing listens there
+
+    async def work() -> None:
+        process = subprocess.Popen(["sleep", "60"])
+        world.processes["engine-0"].pid = process.pid
+        try:
+            if stopped:
+                process.send_signal(signal.SIGSTOP)
+                await world.until(lambda: world.lost == ["engine-0"])
+            else:
+                await asyncio.sleep(0.5)  # some fifty probes' time
+        finally:
+            process.kill()
+            process.wait()
+
+    plans = [EnginePlan("engine-0"), EnginePlan("engine-1")]
+    world.run(plans, work(), probes=Probes(1.0, 1.0), changing=True)
+    assert world.lost == ["engine-0"] * stopped
