@@ -4,7 +4,7 @@ The form is torch's: a header whose first number counts users, then the data. Th
 living reader removes the segment (torch's manager does so when a reader's process ends): it belongs to its maker.
 Promises: the memory is taken when the segment is
 made (a full /dev/shm is a WeightError, not a crash); `close` removes the name whatever readers do; what a killed
-process left behind goes with the next `sweep` of this user's.
+process left behind goes with the next `sweep` (turnout.placement.shared_memory).
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import re
-import secrets
 import struct
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
+from turnout.placement.shared_memory import FOLDER, new_path
 
-FOLDER = Path("/dev/shm")  # noqa: S108 - where shm_open keeps names on Linux
 HEADER_BYTES = 64
 USERS = 1 << 30
-_NAME = re.compile(r"turnout_(\d+)_[0-9a-f]+")
 
 
 class Segment:
@@ -33,7 +29,7 @@ class Segment:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._path = FOLDER / f"turnout_{os.getpid()}_{secrets.token_hex(8)}"
+        self._path = new_path()
         try:
             file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         except OSError as fault:
@@ -58,16 +54,3 @@ class Segment:
         self.data = np.empty(0, np.uint8)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-
-
-def sweep() -> list[str]:
-    """Removes segments whose maker is gone; returns their names."""
-    gone = []
-    for path in sorted(FOLDER.glob("turnout_*")):
-        match = _NAME.fullmatch(path.name)
-        if match is None or Path(f"/proc/{match.group(1)}").exists():
-            continue
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # another sweep, another user
-            path.unlink()
-            gone.append(path.name)
-    return gone

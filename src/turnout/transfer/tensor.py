@@ -21,9 +21,10 @@ import torch
 from torch.multiprocessing import reductions
 
 from turnout.core.ports import Clock
+from turnout.placement.shared_memory import sweep
 from turnout.placement.tasks import together
 from turnout.serving.weights_client import BucketFlags, EngineWeights
-from turnout.transfer.segment import Segment, sweep
+from turnout.transfer.segment import Segment
 from turnout.transfer.stream import Bucket, StreamTransport
 from turnout.weights.buckets import TORCH_NAMES, Slot, pack
 from turnout.weights.store import WeightStore

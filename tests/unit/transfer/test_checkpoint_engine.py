@@ -21,6 +21,7 @@ from tests.weight_files import assets, model
 from turnout.core.errors import WeightError
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
+from turnout.placement.shared_memory import FOLDER
 from turnout.transfer import checkpoint_engine
 from turnout.transfer.checkpoint_engine import CheckpointEngineTransport, CudaWays
 from turnout.transfer.ipc_messages import (
@@ -31,7 +32,6 @@ from turnout.transfer.ipc_messages import (
     half_bytes,
     socket_path,
 )
-from turnout.transfer.segment import FOLDER
 from turnout.transfer.updater import Updater
 from turnout.weights.buckets import buckets, dtype_of
 from turnout.weights.digest import root_of

@@ -21,8 +21,9 @@ from turnout.core.events import VersionAborted
 from turnout.core.version import WeightVersion
 from turnout.engine.tensor_wire import FLATTENED, read_payload
 from turnout.placement.real import DiskStore, RealClock
+from turnout.placement.shared_memory import FOLDER, sweep
 from turnout.serving.weights_client import OnUpdate
-from turnout.transfer.segment import FOLDER, Segment, sweep
+from turnout.transfer.segment import Segment
 from turnout.transfer.tensor import TensorTransport, flattened_bucket
 from turnout.transfer.updater import Updater
 from turnout.weights.buckets import buckets, pack

@@ -1,0 +1,65 @@
+"""Samples as bytes, for trainer ranks in other processes and for files: columns in safetensors' form, no pickle.
+
+One array per field of TrainSample holds the values of all samples, `<field>.lengths` those of each; a field that is
+no tuple of numbers is one array of UTF-8 JSON (its sequences are tuples). Promises: `samples_of(bytes_of(samples))
+== samples`, for any fields that TrainSample has or gets: int64 and float64 lose nothing of Python's numbers, but an
+integer among floats is a float then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from turnout.core.types import TrainSample
+
+LENGTHS = ".lengths"
+
+
+def bytes_of(samples: Sequence[TrainSample]) -> bytes:
+    """See the module."""
+    columns: dict[str, NDArray[Any]] = {"samples": np.array([len(samples)])}
+    for field in fields(TrainSample):
+        values = [getattr(sample, field.name) for sample in samples]
+        numbers = _numbers(values)
+        if numbers is None:
+            columns[field.name] = np.frombuffer(json.dumps(values).encode(), np.uint8)
+        else:
+            columns[field.name] = numbers
+            columns[field.name + LENGTHS] = np.array([len(value) for value in values], np.int64)
+    return save(columns)
+
+
+def samples_of(data: bytes) -> tuple[TrainSample, ...]:
+    """See the module."""
+    columns = load(data)
+    count = int(columns.pop("samples")[0])
+    rows: dict[str, Sequence[Any]] = {}
+    for name in [name for name in columns if not name.endswith(LENGTHS)]:
+        lengths = columns.get(name + LENGTHS)
+        if lengths is None:
+            found = json.loads(columns[name].tobytes())
+            rows[name] = [tuple(value) if isinstance(value, list) else value for value in found]
+            continue
+        values = columns[name].tolist()
+        ends = accumulate(lengths.tolist(), initial=0)
+        rows[name] = [tuple(values[begin:end]) for begin, end in pairwise(ends)]
+    return tuple(TrainSample(**{name: row[at] for name, row in rows.items()}) for at in range(count))
+
+
+def _numbers(values: Sequence[Any]) -> NDArray[Any] | None:
+    """All values one after another; None where they are no tuples of numbers."""
+    if not all(isinstance(value, tuple) for value in values):
+        return None
+    flat = list(chain.from_iterable(values))
+    if not flat:
+        return np.empty(0, np.int64)
+    found = np.array(flat)
+    return found if found.dtype in (np.int64, np.float64) else None
