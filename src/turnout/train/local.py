@@ -1,292 +1,60 @@
-"""The trainer of one process: a train step from batch to report.
+"""The trainer of one process: parameters, gradients and moments in flat buffers of its own.
 
-A train step is one optimizer step, or several over consecutive slices of the batch. Old log-probs are those
-of the same forward pass when there is one step, else of a forward of their own before the first.
-
-Promises: an optimizer step whose loss or gradient norm is not finite changes nothing and is counted; more
-than `max_nonfinite_steps` in a row raise TrainError. Packing does not change results beyond rounding.
+Promises: those of turnout.train.step. A state that does not fit is refused before anything changes.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from turnout.core.errors import TrainError
-from turnout.core.types import TrainBatch, TrainSample
-from turnout.train.backend import StepReport
-from turnout.train.checkpoint import Counters, load_state, save_state
+from turnout.train.checkpoint import load_state, save_state
 from turnout.train.export import export_tensors, plan_export
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
-from turnout.train.losses.inputs import LossInputs, TokenSums
-from turnout.train.losses.table import LOSSES
-from turnout.train.losses.weights import token_weights
-from turnout.train.lr_schedule import learning_rate
-from turnout.train.model import DTYPES, CausalModel, DeviceRows, freeze, load_causal_model
-from turnout.train.packing import MicroBatch, plan_micro_batches
+from turnout.train.model import DTYPES, CausalModel, freeze, load_causal_model
 from turnout.train.parameters import AdamW, FlatParameters
-from turnout.train.rows import Rows, gather_tokens, rows_of, shapes_of
 from turnout.train.settings import TrainerSettings
+from turnout.train.step import Parts, TrainStep
 from turnout.weights.tensors import HostTensor
 
-log = logging.getLogger(__name__)
-Floats = NDArray[np.float32]
 
-
-@dataclass
-class _Tally:
-    """What the optimizer steps of one train step add up to."""
-
-    sums: TokenSums = field(default_factory=TokenSums)
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    lr: float = 0.0
-    rows: int = 0
-    micro_batches: int = 0
-    applied: int = 0
-    skipped: int = 0
-    forward: float = 0.0
-    backward: float = 0.0
-    optimizer: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Slice:
-    """The samples of one optimizer step with their per-token inputs, one array per sample. `plan` holds the
-    samples that have a gradient, `measured` those whose gradient is exactly zero: forward only."""
-
-    samples: Sequence[TrainSample]
-    old: Sequence[Floats] | None
-    weights: Sequence[Floats]
-    plan: tuple[MicroBatch, ...]
-    measured: tuple[MicroBatch, ...]
-
-
-class LocalBackend:
+class LocalBackend(TrainStep):
     """Implements TrainBackend in this process, on its CPU or its one CUDA device."""
 
     def __init__(self, settings: TrainerSettings, now: Callable[[], float] = time.perf_counter) -> None:
         """Loads checkpoint and reference. Sets torch's thread count and, where asked, deterministic
         algorithms, for the whole process."""
-        self.settings = settings
-        self._now = now
-        self._loss = LOSSES[settings.loss.name]
-        torch.set_num_threads(settings.threads)
-        torch.manual_seed(settings.seed)
-        torch.use_deterministic_algorithms(settings.deterministic)
+        prepare_torch(settings)
         options = HeadOptions(settings.temperature, settings.head_chunk_tokens)
         dtype = DTYPES[settings.dtype]
-        self._model = load_causal_model(settings.checkpoint, options, settings.gradient_checkpointing)
-        named = dict(self._model.module.named_parameters())
-        tied = self._model.tied_head
-        self._entries = plan_export(settings.checkpoint, named, tied)
+        model = load_causal_model(settings.checkpoint, options, settings.gradient_checkpointing)
+        named = dict(model.module.named_parameters())
+        self._entries = plan_export(settings.checkpoint, named, model.tied_head)
         self._flat = FlatParameters(named.items(), dtype)
-        self._model.slots = self._flat.slots
-        fuse(self._model.module)
-        self._optimizer = AdamW(self._flat, settings.optimizer)
-        self._reference: CausalModel | None = None
+        model.slots = self._flat.slots
+        fuse(model.module)
+        reference: CausalModel | None = None
         if settings.reference is not None:
-            self._reference = freeze(load_causal_model(settings.reference, options, False), dtype)
-        self._steps_done = 0
-        self._nonfinite_in_a_row = 0
-        self._low_ess_in_a_row = 0
-
-    @property
-    def steps_done(self) -> int:
-        return self._steps_done
-
-    def train(self, batch: TrainBatch) -> StepReport:
-        started = self._now()
-        samples = [s for s in batch.samples if any(s.loss_mask)]
-        tally = _Tally()
-        if samples:
-            for part in self._slices(samples, tally):
-                self._optimizer_step(part, tally)
-        else:
-            log.warning("step %d: no token of the batch may train; no optimizer step", batch.step)
-        self._steps_done += 1
-        self._check_ess(batch.step, tally.sums.effective_sample_share)
-        return self._report(batch, len(samples), tally, self._now() - started)
-
-    def _check_ess(self, step: int, share: float) -> None:
-        """Warns of a train step with few effective samples; raises TrainError after too many in a row."""
-        off = self.settings.loss.off_policy
-        if share >= off.min_ess:
-            self._low_ess_in_a_row = 0
-            return
-        self._low_ess_in_a_row += 1
-        what = f"step {step}: the effective sample size is {share:.3f} of the samples, --min-ess is {off.min_ess:g}"
-        log.warning("%s", what)
-        if self._low_ess_in_a_row > off.max_low_steps:
-            raise TrainError(
-                f"{what}, for {self._low_ess_in_a_row} steps in a row (--max-low-ess-steps {off.max_low_steps}): "
-                "the samples come from too different policies; lower --max-staleness or --lr"
-            )
-
-    def _slices(self, samples: list[TrainSample], tally: _Tally) -> list[_Slice]:
-        size = self.settings.samples_per_optimizer_step or len(samples)
-        pieces = [samples[i : i + size] for i in range(0, len(samples), size)]
-        all_train = self.settings.loss.kl_coef > 0 or not self._loss.advantages
-        live = [[i for i, s in enumerate(piece) if all_train or any(s.advantages)] for piece in pieces]
-        old: list[Floats] | None = None
-        if len(pieces) > 1 and self._loss.old and not self.settings.loss.off_policy.interpolates:
-            started = self._now()
-            old = self.logprobs(samples)
-            tally.forward += self._now() - started
-        return [
-            _Slice(
-                piece,
-                None if old is None else old[i * size : (i + 1) * size],
-                token_weights([s.loss_mask for s in piece], self.settings.loss.aggregate),
-                self._plan(piece, chosen),
-                self._plan(piece, sorted(set(range(len(piece))) - set(chosen))),
-            )
-            for i, (piece, chosen) in enumerate(zip(pieces, live))
-        ]
-
-    def _plan(self, samples: Sequence[TrainSample], chosen: Sequence[int]) -> tuple[MicroBatch, ...]:
-        shapes = shapes_of([samples[index] for index in chosen])
-        planned = plan_micro_batches(shapes, self.settings.max_tokens_per_micro_batch)
-        return tuple(micro.of(chosen) for micro in planned)
-
-    def _optimizer_step(self, part: _Slice, tally: _Tally) -> None:
-        self._flat.discard_gradients()
-        loss = 0.0
-        jobs = [(micro, True) for micro in part.plan] + [(micro, False) for micro in part.measured]
-        for micro, with_gradient in jobs:
-            with torch.set_grad_enabled(with_gradient):
-                loss += self._micro_step(part, micro, tally)
-            tally.rows += micro.rows
-            tally.micro_batches += 1
-        started = self._now()
-        norm = self._optimizer.gradient_norm()
-        tally.losses.append(loss)
-        tally.norms.append(norm)
-        if math.isfinite(loss) and math.isfinite(norm):
-            tally.lr = learning_rate(self.settings.optimizer, self._optimizer.steps)
-            self._optimizer.step(tally.lr, norm)
-            tally.applied += 1
-            self._nonfinite_in_a_row = 0
-        else:
-            self._skip_nonfinite(loss, norm, tally)
-        tally.optimizer += self._now() - started
-
-    def _skip_nonfinite(self, loss: float, norm: float, tally: _Tally) -> None:
-        self._flat.discard_gradients()
-        tally.skipped += 1
-        self._nonfinite_in_a_row += 1
-        log.warning("loss %s, gradient norm %s: the optimizer step is skipped", loss, norm)
-        if self._nonfinite_in_a_row > self.settings.max_nonfinite_steps:
-            raise TrainError(
-                f"{self._nonfinite_in_a_row} optimizer steps in a row had a non-finite loss or gradient "
-                f"(last: loss {loss}, norm {norm}); --max-nonfinite-steps is {self.settings.max_nonfinite_steps}"
-            )
-
-    def _micro_step(self, part: _Slice, micro: MicroBatch, tally: _Tally) -> float:
-        started = self._now()
-        rows = rows_of(micro, part.samples, masked_too=False)
-        device_rows = DeviceRows.of(rows, self._model.device)
-        logprobs, entropy = self._model.logprobs(device_rows)
-        inputs = self._inputs(part, rows, device_rows)
-        loss, sums = self._loss.function(logprobs, entropy, inputs, self.settings.loss)
-        value = float(loss.detach())
-        between = self._now()
-        if loss.requires_grad:
-            loss.backward()
-        tally.sums += sums
-        tally.forward += between - started
-        tally.backward += self._now() - between
-        return value
-
-    def _inputs(self, part: _Slice, rows: Rows, device_rows: DeviceRows) -> LossInputs:
-        def tokens(values: Sequence[Sequence[float] | Floats]) -> torch.Tensor:
-            return torch.from_numpy(gather_tokens(rows, values)).to(self._model.device)
-
-        reference = None
-        if self._reference is not None:
-            with torch.no_grad():
-                reference = self._reference.logprobs(device_rows)[0]
-        elif self.settings.reference_given:
-            reference = tokens([s.reference for s in part.samples])
-        return LossInputs(
-            behaviour=tokens([s.logprobs for s in part.samples]),
-            advantages=tokens([s.advantages for s in part.samples]),
-            weights=tokens(part.weights),
-            sample=torch.from_numpy(rows.sample).to(self._model.device),
-            lags=tokens([s.lags or (0,) * len(s.response_ids) for s in part.samples]),
-            old=None if part.old is None else tokens(part.old),
-            reference=reference,
-        )
-
-    @torch.no_grad()
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[Floats]:
-        out = [np.zeros(len(s.response_ids), np.float32) for s in samples]
-        filled = [index for index, values in enumerate(out) if len(values)]
-        kept = [samples[index] for index in filled]
-        for micro in self._plan(kept, range(len(kept))):
-            rows = rows_of(micro, kept, masked_too=True)
-            values = self._model.logprobs(DeviceRows.of(rows, self._model.device))[0].cpu().numpy()
-            for index in np.unique(rows.sample):
-                mine = rows.sample == index
-                out[filled[index]][rows.token[mine]] = values[mine]
-        return out
-
-    def _report(self, batch: TrainBatch, sequences: int, tally: _Tally, seconds: float) -> StepReport:
-        sums = tally.sums
-        return StepReport(
-            step=batch.step,
-            loss=float(np.mean(tally.losses)) if tally.losses else 0.0,
-            grad_norm=float(np.mean(tally.norms)) if tally.norms else 0.0,
-            lr=tally.lr,
-            sequences=sequences,
-            tokens=int(sums.tokens),
-            rows=tally.rows,
-            micro_batches=tally.micro_batches,
-            optimizer_steps=tally.applied,
-            skipped_nonfinite=tally.skipped,
-            skipped_empty=int(sequences == 0),
-            entropy=sums.mean("entropy"),
-            clip_fraction=sums.mean("clipped"),
-            ratio_mean=sums.mean("ratio"),
-            approx_kl=sums.mean("approx_kl"),
-            reference_kl=sums.mean("reference_kl"),
-            effective_sample_share=sums.effective_sample_share,
-            mismatch_mean=sums.mean("mismatch"),
-            mismatch_max=sums.mismatch_max,
-            mismatch_k3=sums.mean("mismatch_k3"),
-            importance_mean=sums.mean("weight") if sums.tokens else 1.0,
-            importance_max=sums.weight_max if sums.tokens else 1.0,
-            importance_bounded_share=sums.mean("bounded"),
-            seconds_forward=tally.forward,
-            seconds_backward=tally.backward,
-            seconds_optimizer=tally.optimizer,
-            seconds_total=seconds,
-        )
+            reference = freeze(load_causal_model(settings.reference, options, False), dtype)
+        parts = Parts(model, AdamW(self._flat, settings.optimizer), reference)
+        super().__init__(settings, parts, now)
 
     def export(self) -> Iterator[HostTensor]:
         return export_tensors(self._entries, dict(self._model.module.named_parameters()))
 
     def save(self, folder: Path) -> None:
-        save_state(
-            folder,
-            self._flat,
-            Counters(
-                self._steps_done, self._optimizer.steps, self._nonfinite_in_a_row, self._low_ess_in_a_row
-            ),
-        )
+        save_state(folder, self._flat, self.counters)
 
     def load(self, folder: Path) -> None:
-        counters = load_state(folder, self._flat)
-        self._steps_done = counters.steps_done
-        self._optimizer.steps = counters.optimizer_steps
-        self._nonfinite_in_a_row = counters.nonfinite_in_a_row
-        self._low_ess_in_a_row = counters.low_ess_in_a_row
+        self.counters = load_state(folder, self._flat)
+
+
+def prepare_torch(settings: TrainerSettings) -> None:
+    """Sets thread count, seed and, where asked, deterministic algorithms, for the whole process."""
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    torch.use_deterministic_algorithms(settings.deterministic)

@@ -134,6 +134,10 @@ class AdamW:
         self.flat.finish_gradients()
         return float(torch.linalg.vector_norm(self.flat.grad))
 
+    def discard(self) -> None:
+        """Drops the gradients collected so far."""
+        self.flat.discard_gradients()
+
     def step(self, lr: float, norm: float) -> None:
         """Clips by the global norm, steps, copies masters to compute parameters, discards the gradients."""
         limit = self.settings.clip_grad
