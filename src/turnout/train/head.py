@@ -95,17 +95,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
             for h, t in zip(hidden.split(options.chunk), targets.split(options.chunk))
         ]
         logprobs, entropy, lse = (torch.cat(column) for column in zip(*parts))
-        ctx.save_for_backward(hidden, weight, targets, lse)
+        ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.options = options
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)  # None tells that nothing trains on the entropy
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden, weight, targets, lse = ctx.saved_tensors
+        hidden, weight, targets, lse, entropy = ctx.saved_tensors
         options: HeadOptions = ctx.options
         slot: GradientSlot = ctx.slot or GradientSlot(torch.empty(weight.shape, device=weight.device))
-        scaled = grads[0].float() / options.temperature
+        scaled = torch.zeros_like(lse) if grads[0] is None else grads[0].float() / options.temperature
+        of_entropy = None if grads[1] is None else grads[1].float() / options.temperature
         block = _Block(min(options.chunk, hidden.shape[0]), min(VOCABULARY_BLOCK, weight.shape[0]), hidden)
         d_hidden = torch.empty_like(hidden)
         for first in range(0, hidden.shape[0], options.chunk):
@@ -115,7 +116,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
             for start in range(0, weight.shape[0], VOCABULARY_BLOCK):
                 part = weight[start : start + VOCABULARY_BLOCK]
                 z = block.logits(hidden[rows], part, options.temperature)
-                d = z.sub_(lse[rows, None]).exp_().mul_(scaled[rows, None]).neg_()
+                z.sub_(lse[rows, None])
+                if of_entropy is None:
+                    d = z.exp_().mul_(scaled[rows, None]).neg_()
+                else:  # dH/dz = -p (log p + H)
+                    p = torch.exp(z, out=block.exp[: z.numel()].view(z.shape))
+                    z.add_(entropy[rows, None]).mul_(of_entropy[rows, None]).add_(scaled[rows, None])
+                    d = z.mul_(p).neg_()
                 local = targets[rows] - start
                 inside = (local >= 0) & (local < part.shape[0])
                 at = local.clamp(0, part.shape[0] - 1)[:, None]
@@ -137,9 +144,9 @@ def chunked_logprobs(
     options: HeadOptions,
     slot: GradientSlot | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(log-softmax(hidden @ weight.T / temperature)[target], entropy), both fp32 [M]; the entropy carries no
-    gradient. With a slot, the weight's gradient is added there and autograd is given none."""
+    """(log-softmax(hidden @ weight.T / temperature)[target], entropy), both fp32 [M] with gradient (the
+    entropy where options.entropy). With a slot, the weight's gradient is added there and autograd is given none."""
     if hidden_MH.shape[0] == 0:
         zero = hidden_MH.float().sum(1)
-        return zero, zero.detach()
+        return zero, zero
     return _ChunkedLogprobs.apply(hidden_MH, weight_VH, targets_M, (options, slot))  # pyright: ignore[reportReturnType]

@@ -70,13 +70,18 @@ class OffPolicy:
 class LossSettings:
     """The objective: `name` is one of turnout.train.losses.table. The ratio is clipped to [1 - eps_clip,
     1 + eps_clip_high]; `kl_coef` weighs the KL to the reference (0: measured where there is a reference, not
-    trained on)."""
+    trained on), times the ratio where `unbiased_kl`. `eps_clip_c` bounds the ratio of a token with a negative
+    advantage; `opsm_delta` is the divergence above which a response with one is left out. None: neither."""
 
     name: Literal["grpo", "gspo", "cispo"] = "grpo"
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28
+    eps_clip_c: float | None = None
     kl_coef: float = 0.0
-    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = "k3"
+    unbiased_kl: bool = False
+    entropy_coef: float = 0.0
+    opsm_delta: float | None = None
     aggregate: Literal["token", "sample"] = "token"
     off_policy: OffPolicy = OffPolicy()
 
@@ -141,9 +146,12 @@ class TrainerSettings:
             (o.schedule == "constant" or o.total_steps > o.warmup_steps, "--lr-decay-iters", o.total_steps,
              f"must be above the {o.warmup_steps} warmup steps"),
             (0 <= o.min_lr_ratio <= 1, "--min-lr-ratio", o.min_lr_ratio, "must be between 0 and 1"),
-            (0 < loss.eps_clip < 1, "--eps-clip", loss.eps_clip, "must be in (0, 1)"),
+            (0 < loss.eps_clip <= 1, "--eps-clip", loss.eps_clip, "must be in (0, 1]"),
+            (loss.eps_clip_c is None or loss.eps_clip_c > 1, "--eps-clip-c", loss.eps_clip_c, "must be above 1"),
+            (loss.entropy_coef >= 0, "--entropy-coef", loss.entropy_coef, "must be 0 or more"),
             (loss.eps_clip_high > 0, "--eps-clip-high", loss.eps_clip_high, positive),
-            (loss.kl_kind in ("k1", "k2", "k3"), "--kl-loss-type", loss.kl_kind, "must be k1, k2 or k3"),
+            (loss.kl_kind in ("k1", "k2", "k3", "low_var_kl"), "--kl-loss-type", loss.kl_kind,
+             "must be k1, k2, k3 or low_var_kl"),
             (loss.aggregate in ("token", "sample"), "--loss-aggregation", loss.aggregate,
              "must be token or sample"),
             (loss.kl_coef >= 0, "--kl-loss-coef", loss.kl_coef, "must be 0 or more"),

@@ -161,7 +161,8 @@ class TrainStep:
     def _slices(self, samples: list[TrainSample], tally: Tally) -> list[Slice]:
         size = self.settings.samples_per_optimizer_step or len(samples)
         pieces = [samples[i : i + size] for i in range(0, len(samples), size)]
-        all_train = self.settings.loss.kl_coef > 0 or not self._loss.advantages
+        loss = self.settings.loss
+        all_train = loss.kl_coef > 0 or loss.entropy_coef > 0 or not self._loss.advantages
         live = [[i for i, s in enumerate(piece) if all_train or any(s.advantages)] for piece in pieces]
         old: list[Floats] | None = None
         if len(pieces) > 1 and self._loss.old and not self.settings.loss.off_policy.interpolates:

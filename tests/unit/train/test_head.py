@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from turnout.train import head
 from turnout.train.head import HeadOptions, chunked_logprobs
 from turnout.train.parameters import GradientSlot
 
@@ -33,11 +36,45 @@ def test_values_and_gradients_equal_the_full_matrix(tokens, words, chunk, temper
     found, entropy = chunked_logprobs(hidden, weight, targets, HeadOptions(temperature, chunk), slot)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-5, atol=1e-4)
-    assert not entropy.requires_grad
     (found * upstream).sum().backward()
     torch.testing.assert_close(hidden.grad, wanted[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(slot.buffer if slot else weight.grad, wanted[1], rtol=1e-4, atol=1e-5)
     assert slot is None or weight.grad is None
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("both", [True, False])
+def test_the_entropy_has_the_gradient_of_the_full_matrix(temperature, both):
+    hidden, weight, targets, upstream = inputs(9, 9001, 24)
+    other = torch.randn(9) * both
+
+    def objective(logprobs, entropy):
+        return (entropy * upstream).sum() + ((logprobs * other).sum() if both else 0.0)
+
+    wide = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    wanted = torch.autograd.grad(objective(*plain(*wide, targets, temperature)), wide)
+    slot = GradientSlot(torch.full(weight.shape, 7.0))
+    objective(*chunked_logprobs(hidden, weight, targets, HeadOptions(temperature, 4), slot)).backward()
+    torch.testing.assert_close(hidden.grad.double(), wanted[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(slot.buffer.double(), wanted[1], rtol=1e-4, atol=1e-5)
+
+
+def test_gradcheck_of_both_outputs(monkeypatch):
+    monkeypatch.setattr(head, "VOCABULARY_BLOCK", 4)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the same operations in float64
+    zeros, empty, full = torch.zeros, torch.empty, torch.full
+    for name, make in (("zeros", zeros), ("empty", empty), ("full", full)):
+        monkeypatch.setattr(torch, name, partial(wide_maker, make))
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 3).double().requires_grad_(), torch.randn(11, 3).double().requires_grad_()
+    targets = torch.randint(11, (5,))
+    assert torch.autograd.gradcheck(
+        lambda h, w: chunked_logprobs(h, w, targets, HeadOptions(0.7, 2)), (hidden, weight)
+    )
+
+
+def wide_maker(make, *args, **kwargs):
+    return make(*args, **(kwargs | {"dtype": torch.float64}))
 
 
 def test_a_second_backward_adds_to_the_slot():

@@ -11,6 +11,7 @@ import torch
 from tests.train_models import make_samples
 from tests.unit.train.test_grpo import flat
 from turnout.train.losses.inputs import LossInputs
+from turnout.train.losses.kl import kl_estimate
 from turnout.train.losses.table import LOSSES
 from turnout.train.losses.weights import token_weights
 from turnout.train.settings import LossSettings
@@ -140,3 +141,82 @@ def test_cispo_keeps_the_gradient_of_a_token_outside_the_clip_and_grpo_does_not(
     settings = LossSettings("cispo", eps_clip_high=0.5)
     assert float(found(new, [sample], inputs, settings)[1][0]) == pytest.approx(-1.5)
     assert float(found(new, [sample], inputs, replace(settings, name="grpo"))[1][0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "slope"),
+    [
+        (5.0, -1.0, 3.0, 0.0),  # the dual clip
+        (2.0, -1.0, 2.0, 2.0),  # between the two
+        (5.0, 1.0, -1.2, 0.0),  # it leaves positive advantages alone
+        (0.5, -1.0, 0.8, 0.0),
+    ],
+)
+def test_the_dual_clip_bounds_what_a_negative_advantage_does(ratio, advantage, value, slope):
+    (sample,) = make_samples(groups=1, members=1, longest=1)
+    sample = replace(sample, advantages=(advantage,))
+    new = [torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)]
+    settings = LossSettings(eps_clip=0.2, eps_clip_high=0.2, eps_clip_c=3.0)
+    loss, slopes, sums = found(new, [sample], inputs_of([sample], "token", old=[[0.0]]), settings)
+    assert float(loss.detach()) == pytest.approx(value)
+    assert float(slopes[0]) == pytest.approx(slope)
+    assert sums.clipped == (slope == 0.0)
+
+
+def test_the_entropy_is_added_to_the_objective_with_the_weights_of_the_tokens():
+    samples = make_samples(seed=2)
+    new, _, inputs = case(samples, "sample")
+    entropy = torch.rand(len(inputs.weights)).double().requires_grad_()
+    plain, _ = LOSSES["grpo"].function(flat64(new, samples), entropy, inputs, LossSettings())
+    loss, _ = LOSSES["grpo"].function(
+        flat64(new, samples), entropy, inputs, LossSettings(entropy_coef=0.3)
+    )
+    (slope,) = torch.autograd.grad(loss, entropy)
+    torch.testing.assert_close(slope, -0.3 * inputs.weights)
+    wanted = sum(-0.3 * w * h for w, h in zip(inputs.weights.tolist(), entropy.tolist()))
+    assert float((loss - plain).detach()) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+def test_the_kl_weighted_by_the_ratio_has_its_gradient_too(kind):
+    (sample,) = make_samples(groups=1, members=1, longest=1)
+    sample = replace(sample, advantages=(0.0,))
+    x, old, ref = -1.0, -1.4, -0.7
+    new = [torch.tensor([x], dtype=torch.float64, requires_grad=True)]
+    inputs = inputs_of([sample], "token", old=[[old]], reference=[[ref]])
+    loss, slopes, _ = found(new, [sample], inputs, LossSettings(kl_coef=0.5, kl_kind=kind, unbiased_kl=True))
+
+    def by_hand(at: float) -> float:
+        d = at - ref
+        kl = {"k1": d, "k2": d * d / 2}.get(kind, math.exp(-d) - 1 + d)
+        return 0.5 * math.exp(at - old) * kl
+
+    assert float(loss.detach()) == pytest.approx(by_hand(x))
+    assert float(slopes[0]) == pytest.approx((by_hand(x + 1e-6) - by_hand(x - 1e-6)) / 2e-6, rel=1e-6)
+
+
+def test_low_var_kl_is_k3_with_a_largest_value():
+    far = torch.tensor([-1.0, -9.0]), torch.tensor([-1.5, -1.0])
+    assert kl_estimate(*far, "low_var_kl").tolist() == pytest.approx([math.exp(-0.5) - 0.5, 10.0])
+
+
+def test_a_response_that_moved_away_from_its_policy_is_left_out_where_its_advantage_is_negative():
+    base = make_samples(seed=6, groups=1, members=4, longest=4)
+    advantages, gaps = (-1.0, -1.0, 1.0, 1.0), (0.2, 0.05, 0.2, 0.05)  # behaviour less the policy's log-prob
+    samples = [
+        replace(s, advantages=(a,) * len(s.loss_mask), logprobs=tuple(-4 + g for _ in s.loss_mask))
+        for s, a, g in zip(base, advantages, gaps, strict=True)
+    ]
+    new = [torch.full((len(s.loss_mask),), -4.0).double().requires_grad_() for s in samples]
+    _, slopes, sums = found(new, samples, inputs_of(samples, "sample"), LossSettings(opsm_delta=0.1))
+    assert [bool(slope.any()) for slope in slopes] == [False, True, True, True]
+    assert sums.bounded == sum(samples[0].loss_mask)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_micro_batch_without_a_token_adds_nothing(name):
+    empty = torch.zeros(0, requires_grad=True)
+    inputs = LossInputs(*[torch.zeros(0)] * 3, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    settings = LossSettings(name, opsm_delta=0.1, eps_clip_c=3.0, entropy_coef=0.1)
+    loss, sums = LOSSES[name].function(empty, empty, inputs, settings)
+    assert float(loss.detach()) == 0.0 and loss.requires_grad and sums.tokens == 0

@@ -9,10 +9,11 @@ from torch import Tensor
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     """Per token estimate of KL(policy || reference), [M]: `k1` the log-ratio, `k2` half its square, `k3` the
-    unbiased one that is never negative."""
+    unbiased one that is never negative, `low_var_kl` that one, at most 10 (slime's)."""
     difference = logprobs - reference
     if kind == "k1":
         return difference
     if kind == "k2":
         return 0.5 * difference**2
-    return torch.exp(-difference) - 1.0 + difference
+    estimate = torch.exp(-difference) - 1.0 + difference
+    return estimate.clamp(max=10.0) if kind == "low_var_kl" else estimate

@@ -1,7 +1,7 @@
 """What all policy-gradient losses share: the off-policy weight, the KL to a reference, the statistics.
 
 Per token, with w its importance weight (turnout.train.off_policy) and the surrogate of the algorithm:
-    loss = sum over tokens of weight * (w surrogate + kl_coef * kl)
+    loss = sum over tokens of weight * (w surrogate + kl_coef * kl - entropy_coef * entropy)
 The weights of one optimizer step (turnout.train.losses.weights) depend on all of its samples and not on packing, so
 neither the packing nor the size of a micro-batch changes the gradient.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnout.train.losses.inputs import LossInputs, TokenSums
+from turnout.train.losses.inputs import LossInputs, TokenSums, sample_means
 from turnout.train.losses.kl import kl_estimate
-from turnout.train.off_policy import importance, interpolated
+from turnout.train.off_policy import Importance, importance, interpolated
 from turnout.train.settings import LossSettings
 
 
@@ -47,14 +47,20 @@ def policy_loss(
     gap = start - inputs.behaviour
     with torch.no_grad():
         corrected = importance(old - inputs.behaviour if off.interpolates else gap, inputs.sample, off)
+        if settings.opsm_delta is not None:
+            corrected = _without_diverged(corrected, logprobs, inputs, settings.opsm_delta)
     ratio = torch.exp(logprobs - old)
     policy, clipped = surrogate(Terms(logprobs, old, ratio, inputs.advantages, inputs.sample), settings)
     per_token = corrected.weights * policy
     kl = torch.zeros_like(per_token)
     if inputs.reference is not None:
         kl = kl_estimate(logprobs, inputs.reference, settings.kl_kind)
+        if settings.unbiased_kl:
+            kl = ratio * kl
         if settings.kl_coef:
             per_token = per_token + settings.kl_coef * kl
+    if settings.entropy_coef:
+        per_token = per_token - settings.entropy_coef * entropy
     loss = (per_token * inputs.weights).sum()
     with torch.no_grad():
         columns = [
@@ -79,3 +85,14 @@ def policy_loss(
         mismatch_max=float(gap.abs().max()) if len(gap) else 0.0,
         weight_max=float(corrected.weights.max()) if len(gap) else 0.0,
     )
+
+
+def _without_diverged(
+    corrected: Importance, logprobs: Tensor, inputs: LossInputs, delta: float
+) -> Importance:
+    """Weight 0 where the advantage is negative and the response has moved away from the policy that made it: mean
+    of behaviour - logprob over it above `delta`. Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556)."""
+    away = sample_means(inputs.behaviour - logprobs, inputs.sample) > delta
+    masked = away & (inputs.advantages < 0)
+    weights = corrected.weights.masked_fill(masked, 0.0)
+    return Importance(weights, corrected.units, corrected.bounded | masked)
