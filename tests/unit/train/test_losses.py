@@ -168,9 +168,7 @@ def test_the_entropy_is_added_to_the_objective_with_the_weights_of_the_tokens():
     new, _, inputs = case(samples, "sample")
     entropy = torch.rand(len(inputs.weights)).double().requires_grad_()
     plain, _ = LOSSES["grpo"].function(flat64(new, samples), entropy, inputs, LossSettings())
-    loss, _ = LOSSES["grpo"].function(
-        flat64(new, samples), entropy, inputs, LossSettings(entropy_coef=0.3)
-    )
+    loss, _ = LOSSES["grpo"].function(flat64(new, samples), entropy, inputs, LossSettings(entropy_coef=0.3))
     (slope,) = torch.autograd.grad(loss, entropy)
     torch.testing.assert_close(slope, -0.3 * inputs.weights)
     wanted = sum(-0.3 * w * h for w, h in zip(inputs.weights.tolist(), entropy.tolist()))
