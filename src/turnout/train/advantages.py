@@ -68,8 +68,9 @@ def build_samples(
                 loss_mask=t.loss_mask,
                 advantages=(advantage,) * len(t.response_ids),
                 lags=lags(t),
+                reward=reward,
             )
-            for t, advantage in zip(group.trajectories, advantages, strict=True)
+            for t, advantage, reward in zip(group.trajectories, advantages, group.rewards, strict=True)
             if t.response_ids
         ]
     return tuple(samples)

@@ -20,13 +20,30 @@ from turnout.weights.tensors import HostTensor
 
 
 @dataclass(frozen=True)
+class CriticReport:
+    """The critic's part of a train step. `value_mean` and `explained_variance`, which is 1 - Var(R - V) / Var(R) (0
+    where all returns are equal), are of the values before the step, over trained tokens; loss and norm are means
+    over its optimizer steps."""
+
+    value_loss: float = 0.0
+    value_clip_fraction: float = 0.0
+    value_mean: float = 0.0
+    return_mean: float = 0.0
+    explained_variance: float = 0.0
+    value_grad_norm: float = 0.0
+    value_lr: float = 0.0
+    value_skipped_nonfinite: int = 0
+    seconds_critic: float = 0.0
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One train step. Means are over trained tokens; with several optimizer steps `loss` and `grad_norm` are
     means over them, `lr` is the last. `mismatch_*` compare the trainer's log-probs before the step with the
     engine's, `mismatch_k3` estimates KL(engine's || trainer's). `importance_*` are the off-policy weights as
     applied, `importance_bounded_share` the tokens whose weight was truncated or masked, `effective_sample_share` in
     (0, 1] is of the weights before that. `rows` counts tokens that went through the model's layers
-    (a shared prompt once). Seconds are of the injected clock."""
+    (a shared prompt once). Seconds are of the injected clock. `critic` is None where there is none."""
 
     step: int = 0
     loss: float = 0.0
@@ -55,10 +72,13 @@ class StepReport:
     seconds_backward: float = 0.0
     seconds_optimizer: float = 0.0
     seconds_total: float = 0.0
+    critic: CriticReport | None = None
 
     def metrics(self) -> dict[str, float]:
         """All values by name, as floats, for the metrics sinks."""
-        return {name: float(value) for name, value in asdict(self).items()}
+        values = asdict(self)
+        values |= values.pop("critic") or {}
+        return {name: float(value) for name, value in values.items()}
 
 
 class TrainBackend(Protocol):

@@ -1,12 +1,13 @@
 """A trainer's state on disk: fp32 masters and AdamW moments by parameter name, and counters as JSON.
 
-Files: master.safetensors, exp_avg.safetensors, exp_avg_sq.safetensors, trainer.json. No pickle. The caller
-owns the folder: it stages, syncs and renames.
+Files: master.safetensors, exp_avg.safetensors, exp_avg_sq.safetensors, the same of a critic with `critic_` before,
+trainer.json. No pickle. The caller owns the folder: it stages, syncs and renames.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,35 +23,42 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Counters:
-    """Train batches consumed, optimizer steps applied; steps in a row that were not finite, or of few samples."""
+    """Train batches consumed, optimizer steps applied; steps in a row that were not finite, or of few samples; both
+    of the critic's optimizer."""
 
     steps_done: int = 0
     optimizer_steps: int = 0
     nonfinite_in_a_row: int = 0
     low_ess_in_a_row: int = 0
+    critic_steps: int = 0
+    critic_nonfinite_in_a_row: int = 0
 
 
-def _buffers(flat: FlatParameters) -> dict[str, Tensor]:
-    return {"master": flat.master, "exp_avg": flat.exp_avg, "exp_avg_sq": flat.exp_avg_sq}
+Flats = Mapping[str, FlatParameters]  # by what the names of its files begin with
 
 
-def save_state(folder: Path, flat: FlatParameters, counters: Counters) -> None:
-    for kind, buffer in _buffers(flat).items():
-        save_file(dict(zip(flat.names, flat.views(buffer))), folder / f"{kind}.safetensors")
+def _buffers(folder: Path, flats: Flats) -> Iterator[tuple[Path, FlatParameters, Tensor]]:
+    for prefix, flat in flats.items():
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            yield folder / f"{prefix}{kind}.safetensors", flat, getattr(flat, kind)
+
+
+def save_state(folder: Path, flats: Flats, counters: Counters) -> None:
+    for path, flat, buffer in _buffers(folder, flats):
+        save_file(dict(zip(flat.names, flat.views(buffer))), path)
     text = json.dumps({"format": FORMAT, **asdict(counters)}, indent=1)
     (folder / "trainer.json").write_text(text, encoding="utf-8")
 
 
-def load_state(folder: Path, flat: FlatParameters) -> Counters:
+def load_state(folder: Path, flats: Flats) -> Counters:
     """Restores the buffers and returns the counters.
 
     Raises ModelError, with every difference, before anything is changed, where files are missing or broken or
     the parameters differ in name or shape.
     """
     faults: list[Fault] = []
-    expected = dict(zip(flat.names, flat.shapes))
-    for kind in _buffers(flat):
-        path = folder / f"{kind}.safetensors"
+    for path, flat, _ in _buffers(folder, flats):
+        expected = dict(zip(flat.names, flat.shapes))
         try:
             with safe_open(path, framework="pt") as opened:
                 found = {n: tuple(opened.get_slice(n).get_shape()) for n in opened.keys()}  # noqa: SIM118
@@ -66,12 +74,13 @@ def load_state(folder: Path, flat: FlatParameters) -> Counters:
     counters = _counters(folder / "trainer.json", faults)
     if faults:
         raise ModelError(faults)
-    for kind, buffer in _buffers(flat).items():
-        with safe_open(folder / f"{kind}.safetensors", framework="pt") as opened:
+    for path, flat, buffer in _buffers(folder, flats):
+        with safe_open(path, framework="pt") as opened:
             for name, view in zip(flat.names, flat.views(buffer)):
                 view.copy_(opened.get_tensor(name))
-    flat.refresh_compute()
-    flat.discard_gradients()
+    for flat in flats.values():
+        flat.refresh_compute()
+        flat.discard_gradients()
     return counters
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from turnout.train.checkpoint import load_state, save_state
+from turnout.train.critic import Critic
 from turnout.train.export import export_tensors, plan_export
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
@@ -40,17 +41,23 @@ class LocalBackend(TrainStep):
         reference: CausalModel | None = None
         if settings.reference is not None:
             reference = freeze(load_causal_model(settings.reference, options, False), dtype)
-        parts = Parts(model, AdamW(self._flat, settings.optimizer), reference)
+        critic = None if settings.critic is None else Critic(settings, settings.critic, now)
+        parts = Parts(model, AdamW(self._flat, settings.optimizer), reference, critic=critic)
         super().__init__(settings, parts, now)
 
     def export(self) -> Iterator[HostTensor]:
         return export_tensors(self._entries, dict(self._model.module.named_parameters()))
 
     def save(self, folder: Path) -> None:
-        save_state(folder, self._flat, self.counters)
+        save_state(folder, self._flats, self.counters)
 
     def load(self, folder: Path) -> None:
-        self.counters = load_state(folder, self._flat)
+        self.counters = load_state(folder, self._flats)
+
+    @property
+    def _flats(self) -> dict[str, FlatParameters]:
+        """The parameters of every model that trains, by what the names of its files begin with."""
+        return {"": self._flat} | ({} if self._critic is None else {"critic_": self._critic.flat})
 
 
 def prepare_torch(settings: TrainerSettings) -> None:

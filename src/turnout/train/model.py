@@ -83,8 +83,13 @@ class CausalModel:
         """The embedding's parameter name where the head shares it."""
         return self._names[id(self.embedding)] if self.head is self.embedding else None
 
-    def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies, fp32 [M], of the head's tokens. Differentiable where gradients are on."""
+    def drop_head(self) -> None:
+        """For a model that is only asked for hidden states: an output head of its own takes no memory."""
+        self.module.set_output_embeddings(torch.nn.Identity())
+        self.head = self.embedding
+
+    def hidden(self, rows: DeviceRows) -> Tensor:
+        """Last hidden states [M, H] of the head's tokens. Differentiable where gradients are on."""
         if torch.is_grad_enabled() and self.slots:
             embedded = _SparseEmbedding.apply(self.embedding, rows.ids, self._slot(self.embedding))
         else:
@@ -95,7 +100,11 @@ class CausalModel:
             use_cache=False,
             packed=rows.layout,
         )
-        hidden_MH = out.last_hidden_state[0].index_select(0, rows.head_rows)
+        return out.last_hidden_state[0].index_select(0, rows.head_rows)
+
+    def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies, fp32 [M], of the head's tokens. Differentiable where gradients are on."""
+        hidden_MH = self.hidden(rows)
         slot = self._slot(self.head) if self.slots else None
         return chunked_logprobs(hidden_MH, self.head, rows.targets, self.options, slot)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.types import TrainSample
-from turnout.train.packing import Block, MicroBatch, SampleShape, attention_blocks
+from turnout.train.packing import Block, MicroBatch, SampleShape, attention_blocks, plan_micro_batches
 
 Ints = NDArray[np.int64]
 
@@ -38,6 +38,12 @@ def shapes_of(samples: Sequence[TrainSample]) -> list[SampleShape]:
         SampleShape(len(s.prompt_ids), len(s.response_ids), numbers.setdefault(s.prompt_ids, len(numbers)))
         for s in samples
     ]
+
+
+def plan_of(samples: Sequence[TrainSample], chosen: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
+    """Micro-batches over the samples of these numbers; raises as plan_micro_batches."""
+    planned = plan_micro_batches(shapes_of([samples[index] for index in chosen]), max_tokens)
+    return tuple(micro.of(chosen) for micro in planned)
 
 
 def rows_of(micro: MicroBatch, samples: Sequence[TrainSample], masked_too: bool) -> Rows:
@@ -74,3 +80,10 @@ def gather_tokens(rows: Rows, values: Sequence[Sequence[float] | NDArray[np.floa
     flat = np.concatenate([np.asarray(v, np.float32) for v in values])
     starts = np.concatenate(([0], np.cumsum([len(v) for v in values])[:-1])).astype(np.int64)
     return flat[starts[rows.sample] + rows.token]
+
+
+def scatter_tokens(rows: Rows, values: NDArray[np.float32], into: Sequence[NDArray[np.float32]]) -> None:
+    """Puts [M] values of the head's tokens to their places: `into` has one array per sample, of its response."""
+    for index in np.unique(rows.sample):
+        mine = rows.sample == index
+        into[index][rows.token[mine]] = values[mine]

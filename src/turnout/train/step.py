@@ -11,10 +11,8 @@ rounding: weights of tokens are those of the whole batch, and every decision is 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,16 +20,18 @@ from numpy.typing import NDArray
 
 from turnout.core.errors import TrainError
 from turnout.core.types import TrainBatch, TrainSample
-from turnout.train.backend import StepReport
+from turnout.train.backend import CriticReport, StepReport
 from turnout.train.balance import OneProcess, World
 from turnout.train.checkpoint import Counters
+from turnout.train.critic import Critic
+from turnout.train.finite_steps import FiniteSteps, Optimizer
+from turnout.train.gae import terminal_rewards
 from turnout.train.losses.inputs import LossInputs, TokenSums
 from turnout.train.losses.table import LOSSES
 from turnout.train.losses.weights import token_weights
-from turnout.train.lr_schedule import learning_rate
 from turnout.train.model import CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch
-from turnout.train.rows import Rows, gather_tokens, rows_of, shapes_of
+from turnout.train.rows import Rows, gather_tokens, rows_of, scatter_tokens, shapes_of
 from turnout.train.settings import TrainerSettings
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Tally:
     forward: float = 0.0
     backward: float = 0.0
     optimizer: float = 0.0
+    critic: CriticReport | None = None
 
 
 @dataclass(frozen=True)
@@ -67,38 +68,16 @@ class Slice:
     measured: tuple[MicroBatch, ...]
 
 
-class Optimizer(Protocol):
-    """The parameters' gradients and their update, over all ranks that hold a part of them."""
-
-    @property
-    def steps(self) -> int:
-        """Applied so far, over all resumes."""
-        ...
-
-    @steps.setter
-    def steps(self, count: int) -> None: ...
-
-    def gradient_norm(self) -> float:
-        """Global L2 norm of the collected gradients, the same on all ranks; NaN or infinite where a gradient is."""
-        ...
-
-    def step(self, lr: float, norm: float) -> None:
-        """Clips by `norm`, steps, discards the gradients."""
-        ...
-
-    def discard(self) -> None:
-        """Drops the gradients collected so far."""
-        ...
-
-
 @dataclass(frozen=True)
 class Parts:
-    """What a backend is made of: the policy, its update, a frozen reference or None, and the ranks together."""
+    """What a backend is made of: the policy, its update, a frozen reference or None, the ranks together, a critic
+    where there is one."""
 
     model: CausalModel
     optimizer: Optimizer
     reference: CausalModel | None = None
     world: World = field(default_factory=OneProcess)
+    critic: Critic | None = None
 
 
 class TrainStep:
@@ -112,8 +91,9 @@ class TrainStep:
         self._optimizer = parts.optimizer
         self._reference = parts.reference
         self._world = parts.world
+        self._critic = parts.critic
+        self._steps = FiniteSteps(parts.optimizer, settings.optimizer, settings.max_nonfinite_steps, "the policy")
         self._steps_done = 0
-        self._nonfinite_in_a_row = 0
         self._low_ess_in_a_row = 0
 
     @property
@@ -124,15 +104,23 @@ class TrainStep:
         started = self._now()
         samples = [s for s in batch.samples if any(s.loss_mask)]
         tally = Tally()
-        if samples:
+        if samples and self._critic is not None:
+            rewards = [terminal_rewards(s.reward, s.loss_mask) for s in samples]
+            samples, tally.critic = self._critic.step(samples, rewards)
+        if samples and self._policy_trains:
             for part in self._slices(samples, tally):
                 self._optimizer_step(part, tally)
-        else:
+        elif not samples:
             log.warning("step %d: no token of the batch may train; no optimizer step", batch.step)
         self._gather(tally)
         self._steps_done += 1
         self._check_ess(batch.step, tally.sums.effective_sample_share)
         return self._report(batch, len(samples), tally, self._now() - started)
+
+    @property
+    def _policy_trains(self) -> bool:
+        critic = self.settings.critic
+        return critic is None or self._steps_done >= critic.only_steps
 
     def _gather(self, tally: Tally) -> None:
         """Sums over the ranks; what follows from them is the same on each."""
@@ -196,28 +184,15 @@ class TrainStep:
             tally.micro_batches += bool(micro.units)
         started = self._now()
         loss = float(self._world.sum(np.array([loss]))[0])
-        norm = self._optimizer.gradient_norm()
+        done = self._steps.apply(loss)
         tally.losses.append(loss)
-        tally.norms.append(norm)
-        if math.isfinite(loss) and math.isfinite(norm):
-            tally.lr = learning_rate(self.settings.optimizer, self._optimizer.steps)
-            self._optimizer.step(tally.lr, norm)
+        tally.norms.append(done.norm)
+        if done.applied:
+            tally.lr = done.lr
             tally.applied += 1
-            self._nonfinite_in_a_row = 0
         else:
-            self._skip_nonfinite(loss, norm, tally)
+            tally.skipped += 1
         tally.optimizer += self._now() - started
-
-    def _skip_nonfinite(self, loss: float, norm: float, tally: Tally) -> None:
-        self._optimizer.discard()
-        tally.skipped += 1
-        self._nonfinite_in_a_row += 1
-        log.warning("loss %s, gradient norm %s: the optimizer step is skipped", loss, norm)
-        if self._nonfinite_in_a_row > self.settings.max_nonfinite_steps:
-            raise TrainError(
-                f"{self._nonfinite_in_a_row} optimizer steps in a row had a non-finite loss or gradient "
-                f"(last: loss {loss}, norm {norm}); --max-nonfinite-steps is {self.settings.max_nonfinite_steps}"
-            )
 
     def _micro_step(self, part: Slice, micro: MicroBatch, tally: Tally) -> float:
         started = self._now()
@@ -263,9 +238,7 @@ class TrainStep:
         for micro in self._plan(kept, range(len(kept))):
             rows = rows_of(micro, kept, masked_too=True)
             values = self._model.logprobs(DeviceRows.of(rows, self._model.device))[0].cpu().numpy()
-            for index in np.unique(rows.sample):
-                mine = rows.sample == index
-                out[filled[index]][rows.token[mine]] = values[mine]
+            scatter_tokens(rows, values, [out[index] for index in filled])
         return self._all_logprobs(out)
 
     def _all_logprobs(self, mine: list[Floats]) -> list[Floats]:
@@ -305,18 +278,20 @@ class TrainStep:
             seconds_backward=tally.backward,
             seconds_optimizer=tally.optimizer,
             seconds_total=seconds,
+            critic=tally.critic,
         )
 
     @property
     def counters(self) -> Counters:
         """What a checkpoint keeps beside the tensors."""
-        return Counters(
-            self._steps_done, self._optimizer.steps, self._nonfinite_in_a_row, self._low_ess_in_a_row
-        )
+        low, critic = self._low_ess_in_a_row, self._critic
+        theirs = (0, 0) if critic is None else critic.steps.counts()
+        return Counters(self._steps_done, *self._steps.counts(), low, *theirs)
 
     @counters.setter
     def counters(self, counters: Counters) -> None:
         self._steps_done = counters.steps_done
-        self._optimizer.steps = counters.optimizer_steps
-        self._nonfinite_in_a_row = counters.nonfinite_in_a_row
         self._low_ess_in_a_row = counters.low_ess_in_a_row
+        self._steps.restore(counters.optimizer_steps, counters.nonfinite_in_a_row)
+        if self._critic is not None:
+            self._critic.steps.restore(counters.critic_steps, counters.critic_nonfinite_in_a_row)
