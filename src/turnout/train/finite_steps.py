@@ -75,9 +75,7 @@ class FiniteSteps:
             return Stepped(norm, lr, applied=True)
         optimizer.discard()
         self.in_a_row += 1
-        log.warning(
-            "%s: loss %s, gradient norm %s: the optimizer step is skipped", self._what, loss, norm
-        )
+        log.warning("%s: loss %s, gradient norm %s: the optimizer step is skipped", self._what, loss, norm)
         if self.in_a_row > self._limit:
             raise TrainError(
                 f"{self._what}: {self.in_a_row} optimizer steps in a row had a non-finite loss or gradient "

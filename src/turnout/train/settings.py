@@ -88,7 +88,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """The value model of PPO. `checkpoint` is the HF folder of its backbone, `optimizer` its own; `gamma` and `lambd`
+    """The value model of PPO: `checkpoint` is the HF folder of its layers, `optimizer` its own; `gamma` and `lambd`
     are those of turnout.train.gae, `value_clip` that of turnout.train.losses.value. In the first `only_steps` train
     steps the policy is left as it is."""
 

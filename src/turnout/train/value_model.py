@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
-from turnout.train.model import CausalModel, DeviceRows, load_causal_model
+from turnout.train.model import DeviceRows, load_causal_model
 from turnout.train.parameters import FlatParameters
 
 HEAD = "value_head"

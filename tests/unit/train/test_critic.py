@@ -1,4 +1,4 @@
-"""PPO's critic against plain transformers and loops: values, loss, gradients, what it learns, what is kept of it."""
+"""PPO's critic against plain transformers and loops: values, loss, gradients, what it learns, what is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train_models import KINDS, batch_of, gradients, make_model, make_samples, reference_model, settings_for
+from tests.train_models import (
+    KINDS,
+    batch_of,
+    gradients,
+    make_model,
+    make_samples,
+    reference_model,
+    settings_for,
+)
 from turnout.core.errors import ModelError, TrainError
 from turnout.core.types import but
 from turnout.train.gae import gae, terminal_rewards
@@ -43,7 +51,7 @@ def backend_of(folder, seed=0, **changes):
 
 
 def reference_values(folder, backend, samples):
-    """Values of every response token, one sequence at a time: a list of tensors with gradient, and the parameters."""
+    """Values of every response token, one sequence at a time, with gradient; and the parameters by name."""
     model = reference_model(folder)
     flat = backend._critic.flat
     head = {n: v.clone() for n, v in zip(flat.names, flat.views(flat.master)) if n.startswith("value_head")}
@@ -104,7 +112,9 @@ def test_values_loss_and_gradients_equal_the_plain_reference(tmp_path, kind, tie
     assert grads.keys() == parameters.keys()
     for name, parameter in parameters.items():
         wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(grads[name], wanted, rtol=3e-4, atol=3e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            grads[name], wanted, rtol=3e-4, atol=3e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_the_loss_pulls_no_value_further_than_the_clip():
@@ -177,7 +187,9 @@ def test_the_policy_waits_for_the_critic_as_long_as_asked(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_saved_critic_goes_on_bit_for_bit_with_its_policy(tmp_path, dtype):
     folder = make_model(tmp_path / "model", dtype=torch.bfloat16)
-    settings = with_critic(folder, dtype=dtype, schedule="cosine", total_steps=9, samples_per_optimizer_step=5)
+    settings = with_critic(
+        folder, dtype=dtype, schedule="cosine", total_steps=9, samples_per_optimizer_step=5
+    )
     batches = [batch_of(rewarded(make_samples(seed=60 + i)), i) for i in range(4)]
     straight, first, resumed = (LocalBackend(settings) for _ in range(3))
     for batch in batches:

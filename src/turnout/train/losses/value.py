@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 
-def value_loss(values: Tensor, old: Tensor, returns: Tensor, weights: Tensor, clip: float) -> tuple[Tensor, float]:
+def value_loss(
+    values: Tensor, old: Tensor, returns: Tensor, weights: Tensor, clip: float
+) -> tuple[Tensor, float]:
     """The micro-batch's part of the loss (a scalar with gradient), and how many tokens were clipped."""
     near = old + (values - old).clamp(-clip, clip)
     plain, clipped = (values - returns) ** 2, (near - returns) ** 2
