@@ -193,5 +193,7 @@ class TrainerSettings:
         ]  # fmt: skip
         if self.critic is not None:
             rules += self.critic.rules()
-            rules.append((self.ranks == 1, "--advantage-estimator", "ppo", "a critic runs on one trainer device"))
+            rules.append(
+                (self.ranks == 1, "--advantage-estimator", "ppo", "a critic runs on one trainer device")
+            )
         return [Fault(where, str(value), reason) for holds, where, value, reason in rules if not holds]

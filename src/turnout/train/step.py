@@ -92,7 +92,9 @@ class TrainStep:
         self._reference = parts.reference
         self._world = parts.world
         self._critic = parts.critic
-        self._steps = FiniteSteps(parts.optimizer, settings.optimizer, settings.max_nonfinite_steps, "the policy")
+        self._steps = FiniteSteps(
+            parts.optimizer, settings.optimizer, settings.max_nonfinite_steps, "the policy"
+        )
         self._steps_done = 0
         self._low_ess_in_a_row = 0
 
