@@ -7,10 +7,6 @@ and nothing else is resumed; weights that were released are stale from then on, 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +14,7 @@ from pathlib import Path
 from turnout.core.errors import Fault, UserError
 from turnout.engine.runner import Runner
 from turnout.engine.weights import LiveWeights
+from turnout.placement.footprint import give_back
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
 TAGS = (WEIGHTS, KV_CACHE, CUDA_GRAPH)
@@ -94,11 +91,3 @@ def _check(tags: Sequence[str]) -> None:
     for tag in tags:
         if tag not in TAGS:
             raise UserError(Fault("tags", str(tag)[:40], f"must be of {', '.join(TAGS)}"))
-
-
-def give_back() -> None:
-    """Has the allocator return free pages: glibc keeps those of blocks below its mmap threshold (32 MiB)."""
-    gc.collect()
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another libc: its own way of freeing must do
-            ctypes.CDLL(None).malloc_trim(0)

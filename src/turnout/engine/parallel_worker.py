@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.engine.memory import give_back
 from turnout.engine.parallel_group import Group
 from turnout.engine.parallel_model import ParallelForward, load_shard
 from turnout.engine.parallel_plan import VICTIM_STATUS, RankReport
@@ -32,6 +31,7 @@ from turnout.engine.patches import Placed
 from turnout.engine.runner import Runner
 from turnout.engine.sampler import Draw, Sampled
 from turnout.engine.settings import EngineSettings
+from turnout.placement.footprint import give_back
 from turnout.weights.digest import Sums
 
 log = logging.getLogger(__name__)

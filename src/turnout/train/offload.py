@@ -1,0 +1,187 @@
+"""A trainer's memory given back between its steps, and taken again with the same bits.
+
+Masters, moments and a frozen reference are kept: in a file on the disk, or in pinned host memory where the trainer
+is on CUDA. Gradients mean nothing between two steps and compute weights are copies of the masters, so both are made
+anew. Tensors keep their identity: their storages are emptied and filled again, and every view of them goes on.
+
+Promises: what is freed goes back to the system (to the driver on CUDA); the file has no name, so nothing of it
+outlives the process; it takes its disk space when it is made, so that a full disk is an error then. While the memory
+is away `views` are the kept tensors: who only reads or replaces the state takes it from there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from turnout.core.errors import Fault, InvariantBroken, UserError
+from turnout.placement.footprint import file_bytes, give_back, pss_bytes
+from turnout.train.parameters import FlatParameters
+
+CHUNK = 1 << 30  # Linux moves at most 2 GiB in one call
+
+
+@dataclass(frozen=True)
+class GivenBack:
+    """One release: the bytes of all that was emptied, and by how much what is held fell."""
+
+    asked: int
+    fell: int
+
+
+class _Room(Protocol):
+    """Where tensors are kept; `views` are they, on the CPU, of the same shapes and dtypes."""
+
+    views: dict[str, Tensor]
+
+    def keep(self, name: str, tensor: Tensor) -> None: ...
+
+    def fetch(self, name: str, tensor: Tensor) -> None: ...
+
+    def settle(self) -> None:
+        """What was kept is safe, and nothing but the room itself holds memory for it."""
+        ...
+
+    def held(self) -> int:
+        """Bytes that the room and the trainer hold now where memory is short."""
+        ...
+
+
+class FileRoom:
+    """A file without a name in `folder`, mapped for `views`, read and written as a whole through its descriptor."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        self._starts: dict[str, int] = {}
+        size = 0
+        for name, tensor in tensors.items():
+            self._starts[name] = size
+            size += -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"trainer-{os.getpid()}"
+        self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        path.unlink()
+        try:
+            os.posix_fallocate(self._file, 0, size)
+        except OSError as fault:
+            os.close(self._file)
+            raise UserError(
+                Fault("--offload-train", str(folder), f"no {size} bytes for the trainer: {fault.strerror}")
+            ) from fault
+        self._map = mmap.mmap(self._file, size)
+        self.views = {
+            name: torch.frombuffer(self._map, dtype=t.dtype, count=t.numel(), offset=self._starts[name])
+            for name, t in tensors.items()
+        }
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        _moved(os.pwritev, self._file, tensor, self._starts[name])
+
+    def fetch(self, name: str, tensor: Tensor) -> None:
+        _moved(os.preadv, self._file, tensor, self._starts[name])
+
+    def settle(self) -> None:
+        self._map.flush()  # what was changed through `views`; the rest is the file's own
+        os.fdatasync(self._file)
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def held(self) -> int:
+        return pss_bytes(os.getpid()) + file_bytes(self._file)
+
+
+class PinnedRoom:
+    """Pinned host memory, for a trainer on CUDA: what is short there is the device's memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.views = {
+            name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for name, t in tensors.items()
+        }
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        self.views[name].copy_(tensor)
+
+    def fetch(self, name: str, tensor: Tensor) -> None:
+        tensor.copy_(self.views[name])
+
+    def settle(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def held(self) -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+
+class Offload:
+    """Owns where the state of one trainer lies. Called between its steps only."""
+
+    def __init__(
+        self, folder: Path, flat: FlatParameters, frozen: Sequence[torch.nn.Parameter] = ()
+    ) -> None:
+        """`frozen` are the parameters of a reference. Raises UserError where the disk is full."""
+        self._flat, self.away = flat, False
+        for parameter in frozen:  # storages of a mapped checkpoint can't be emptied
+            parameter.data = parameter.data.clone().contiguous()
+        self._frozen = {f"frozen.{i}": p.data.view(-1) for i, p in enumerate(frozen)}
+        self._kept = flat.state | self._frozen
+        made = {"grad": flat.grad, "compute": flat.compute}
+        self._made = [tensor for tensor in made.values() if tensor is not flat.master]
+        self._sizes = [(t, t.untyped_storage().nbytes()) for t in (*self._kept.values(), *self._made)]
+        on_cuda = flat.master.device.type == "cuda"
+        self._room: _Room = PinnedRoom(self._kept) if on_cuda else FileRoom(folder, self._kept)
+        for name, tensor in self._frozen.items():
+            self._room.keep(name, tensor)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Masters and moments, wherever they lie."""
+        return {name: self._room.views[name] for name in self._flat.state} if self.away else self._flat.state
+
+    def leave(self) -> GivenBack:
+        """Keeps what is needed and frees all of it."""
+        if self.away:
+            raise InvariantBroken("the trainer's memory was given back already")
+        if not all(slot.fresh for slot in self._flat.slots.values()):
+            raise InvariantBroken("the trainer's memory is given back between two steps, not within one")
+        give_back()  # what the step left behind is not what is measured
+        before = self._room.held()
+        for name, tensor in self._flat.state.items():
+            self._room.keep(name, tensor)
+        for tensor, _ in self._sizes:
+            tensor.untyped_storage().resize_(0)
+        self.away = True
+        self.settle()
+        return GivenBack(sum(size for _, size in self._sizes), before - self._room.held())
+
+    def come(self) -> None:
+        """Takes the memory again, with what was kept in it."""
+        if not self.away:
+            raise InvariantBroken("the trainer's memory is there already")
+        for tensor, size in self._sizes:
+            tensor.untyped_storage().resize_(size)
+        for name, tensor in self._kept.items():
+            self._room.fetch(name, tensor)
+        self._flat.grad.zero_()  # also what lies between the parameters
+        self._flat.refresh_compute()
+        self.away = False
+
+    def settle(self) -> None:
+        """Gives back what reading the kept state has taken."""
+        give_back()
+        self._room.settle()
+
+
+def _moved(move: Callable[..., int], file: int, tensor: Tensor, at: int) -> None:
+    """Reads or writes the bytes of a flat CPU tensor at this place of the file."""
+    left = memoryview(tensor.view(torch.uint8).numpy())
+    while len(left):
+        done = move(file, [left[:CHUNK]], at)
+        if not done:
+            raise InvariantBroken(f"the file of the trainer's state ends at byte {at}")
+        left, at = left[done:], at + done
