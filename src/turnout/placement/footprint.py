@@ -1,9 +1,10 @@
 """What memory processes of this host really hold, and having it given back.
 
-A footprint is what the system could not use for something else: the PSS of processes (proc(5), smaps_rollup), what
-of a file lies in memory because it is a tmpfs's, and pages of it that are not on the disk yet. Promises: what is
-parked in shared memory or in unwritten pages is not counted as freed; where the system does not say (no Linux), a
-count is 0.
+A footprint is what the system could not use for something else: the PSS of processes (proc(5), smaps_rollup)
+without pages of files, which it drops as it needs to and which weigh more when another process that maps them ends;
+what of a file lies in memory because it is a tmpfs's; and pages of it that are not on the disk yet. Promises: what
+is parked in shared memory or in unwritten pages is not counted as freed; where the system does not say (no Linux),
+a count is 0.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def enough(asked: int, fell: int) -> bool:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size of one process; 0 where it is gone."""
+    """Proportional set size of one process, anonymous and shared memory; 0 where it is gone."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return 0
     lines = (line.split() for line in text.splitlines())
-    return sum(int(words[1]) * 1024 for words in lines if words[0] == "Pss:")
+    return sum(int(words[1]) * 1024 for words in lines if words[0] in ("Pss_Anon:", "Pss_Shmem:"))
 
 
 def tree(pid: int) -> list[int]:
@@ -57,7 +58,7 @@ def tree(pid: int) -> list[int]:
 
 
 def tree_bytes(pid: int) -> int:
-    """PSS of a process and all that descend from it."""
+    """As pss_bytes, of a process and all that descend from it."""
     return sum(map(pss_bytes, tree(pid)))
 
 

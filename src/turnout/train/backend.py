@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,15 @@ class StepReport:
         return {name: float(value) for name, value in values.items()}
 
 
+@dataclass(frozen=True)
+class GivenBack:
+    """What a trainer gave back: the bytes of weights, gradients and optimizer, and by how much what its processes
+    hold fell, as measured (turnout.placement.footprint; on CUDA the device's free memory)."""
+
+    asked: int
+    fell: int
+
+
 class TrainBackend(Protocol):
     """One policy being trained. Every call blocks; none may run beside another."""
 
@@ -110,6 +119,16 @@ class TrainBackend(Protocol):
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote. Raises ModelError where it belongs to another model."""
         ...
+
+
+@runtime_checkable
+class Offloading(Protocol):
+    """A TrainBackend that gives the memory of weights, gradients and optimizer back between steps. From `offload` to
+    `onload` its export, save and load work on what is kept; train and logprobs raise InvariantBroken."""
+
+    def offload(self) -> GivenBack: ...
+
+    def onload(self) -> None: ...
 
 
 def make_backend(settings: TrainerSettings) -> TrainBackend:

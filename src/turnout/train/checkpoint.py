@@ -39,8 +39,8 @@ Flats = Mapping[str, FlatParameters]  # by what the names of its files begin wit
 
 def _buffers(folder: Path, flats: Flats) -> Iterator[tuple[Path, FlatParameters, Tensor]]:
     for prefix, flat in flats.items():
-        for kind in ("master", "exp_avg", "exp_avg_sq"):
-            yield folder / f"{prefix}{kind}.safetensors", flat, getattr(flat, kind)
+        for kind, buffer in flat.state.items():
+            yield folder / f"{prefix}{kind}.safetensors", flat, buffer
 
 
 def save_state(folder: Path, flats: Flats, counters: Counters) -> None:

@@ -108,15 +108,17 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def export_tensors(entries: list[ExportEntry], parameters: Mapping[str, Tensor]) -> Iterator[HostTensor]:
-    """One host copy per entry, made as it is asked for."""
+def export_tensors(
+    entries: list[ExportEntry], parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> Iterator[HostTensor]:
+    """One host copy per entry, made as it is asked for; in `dtype`, None: as it is."""
     for entry in entries:
-        yield _copy(entry, parameters)
+        yield _copy(entry, parameters, dtype)
 
 
-def _copy(entry: ExportEntry, parameters: Mapping[str, Tensor]) -> HostTensor:
+def _copy(entry: ExportEntry, parameters: Mapping[str, Tensor], kind: torch.dtype | None) -> HostTensor:
     """A function of its own, so that the generator does not hold one copy while it makes the next."""
-    tensor = entry.view(parameters).detach().to("cpu", copy=True).contiguous()
+    tensor = entry.view(parameters).detach().to("cpu", kind, copy=True).contiguous()
     dtype, signed, unsigned = _NAMES[tensor.dtype]
     bits = tensor.view(-1).view(signed).numpy().view(unsigned)
     return HostTensor(entry.name, dtype, tuple(tensor.shape), bits)

@@ -6,20 +6,24 @@ Promises: those of turnout.train.step. A state that does not fit is refused befo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from turnout.core.errors import InvariantBroken
+from turnout.core.types import TrainBatch, TrainSample
+from turnout.train.backend import GivenBack, StepReport
 from turnout.train.checkpoint import load_state, save_state
 from turnout.train.critic import Critic
 from turnout.train.export import export_tensors, plan_export
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
 from turnout.train.model import DTYPES, CausalModel, freeze, load_causal_model
+from turnout.train.offload import Offload
 from turnout.train.parameters import AdamW, FlatParameters
 from turnout.train.settings import TrainerSettings
-from turnout.train.step import Parts, TrainStep
+from turnout.train.step import Floats, Parts, TrainStep
 from turnout.weights.tensors import HostTensor
 
 
@@ -45,14 +49,45 @@ class LocalBackend(TrainStep):
         parts = Parts(model, AdamW(self._flat, settings.optimizer), reference, critic=critic)
         super().__init__(settings, parts, now)
 
+        self._offload: Offload | None = None
+        if settings.offload is not None:
+            frozen = () if reference is None else tuple(reference.module.parameters())
+            self._offload = Offload(settings.offload, self._flats, frozen)
+
+    def train(self, batch: TrainBatch) -> StepReport:
+        self._flat.must_be_here()
+        return super().train(batch)
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[Floats]:
+        self._flat.must_be_here()
+        return super().logprobs(samples)
+
     def export(self) -> Iterator[HostTensor]:
-        return export_tensors(self._entries, dict(self._model.module.named_parameters()))
+        yield from export_tensors(self._entries, self._flat.weights, DTYPES[self.settings.dtype])
+        self._settle()
 
     def save(self, folder: Path) -> None:
         save_state(folder, self._flats, self.counters)
+        self._settle()
 
     def load(self, folder: Path) -> None:
         self.counters = load_state(folder, self._flats)
+        self._settle()
+
+    def offload(self) -> GivenBack:
+        return self._offloading().leave()
+
+    def onload(self) -> None:
+        self._offloading().come()
+
+    def _offloading(self) -> Offload:
+        if self._offload is None:
+            raise InvariantBroken("this trainer was made to stay in memory")
+        return self._offload
+
+    def _settle(self) -> None:
+        if self._offload is not None and self._flat.away:
+            self._offload.settle()
 
     @property
     def _flats(self) -> dict[str, FlatParameters]:

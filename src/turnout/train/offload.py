@@ -5,16 +5,16 @@ is on CUDA. Gradients mean nothing between two steps and compute weights are cop
 anew. Tensors keep their identity: their storages are emptied and filled again, and every view of them goes on.
 
 Promises: what is freed goes back to the system (to the driver on CUDA); the file has no name, so nothing of it
-outlives the process; it takes its disk space when it is made, so that a full disk is an error then. While the memory
-is away `views` are the kept tensors: who only reads or replaces the state takes it from there.
+outlives the process; it takes its disk space when it is made, so that a full disk is an error then. While the
+memory is away `views` are the kept tensors: who only reads or replaces the state takes it from there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,17 +23,10 @@ from torch import Tensor
 
 from turnout.core.errors import Fault, InvariantBroken, UserError
 from turnout.placement.footprint import file_bytes, give_back, pss_bytes
+from turnout.train.backend import GivenBack
 from turnout.train.parameters import FlatParameters
 
 CHUNK = 1 << 30  # Linux moves at most 2 GiB in one call
-
-
-@dataclass(frozen=True)
-class GivenBack:
-    """One release: the bytes of all that was emptied, and by how much what is held fell."""
-
-    asked: int
-    fell: int
 
 
 class _Room(Protocol):
@@ -119,68 +112,72 @@ class PinnedRoom:
 
 
 class Offload:
-    """Owns where the state of one trainer lies. Called between its steps only."""
+    """Owns where the state of one trainer lies: `state` of its models points there. Called between its steps."""
 
     def __init__(
-        self, folder: Path, flat: FlatParameters, frozen: Sequence[torch.nn.Parameter] = ()
+        self, folder: Path, flats: Mapping[str, FlatParameters], frozen: Sequence[torch.nn.Parameter] = ()
     ) -> None:
-        """`frozen` are the parameters of a reference. Raises UserError where the disk is full."""
-        self._flat, self.away = flat, False
+        """`flats` are its models, `frozen` a reference's parameters. Raises UserError where the disk is full."""
+        self._flats = flats
         for parameter in frozen:  # storages of a mapped checkpoint can't be emptied
             parameter.data = parameter.data.clone().contiguous()
-        self._frozen = {f"frozen.{i}": p.data.view(-1) for i, p in enumerate(frozen)}
-        self._kept = flat.state | self._frozen
-        made = {"grad": flat.grad, "compute": flat.compute}
-        self._made = [tensor for tensor in made.values() if tensor is not flat.master]
-        self._sizes = [(t, t.untyped_storage().nbytes()) for t in (*self._kept.values(), *self._made)]
-        on_cuda = flat.master.device.type == "cuda"
+        still = {f"frozen.{i}": p.data.view(-1) for i, p in enumerate(frozen)}
+        self._state = {
+            name + kind: tensor for name, flat in flats.items() for kind, tensor in flat.resident.items()
+        }
+        self._kept = self._state | still
+        made = [t for flat in flats.values() for t in (flat.grad, flat.compute) if t is not flat.master]
+        self._sizes = [(t, t.untyped_storage().nbytes()) for t in (*self._kept.values(), *made)]
+        on_cuda = next(iter(flats.values())).master.device.type == "cuda"
         self._room: _Room = PinnedRoom(self._kept) if on_cuda else FileRoom(folder, self._kept)
-        for name, tensor in self._frozen.items():
+        for name, tensor in still.items():
             self._room.keep(name, tensor)
 
     @property
-    def state(self) -> dict[str, Tensor]:
-        """Masters and moments, wherever they lie."""
-        return {name: self._room.views[name] for name in self._flat.state} if self.away else self._flat.state
+    def _away(self) -> bool:
+        return any(flat.away for flat in self._flats.values())
 
     def leave(self) -> GivenBack:
         """Keeps what is needed and frees all of it."""
-        if self.away:
+        if self._away:
             raise InvariantBroken("the trainer's memory was given back already")
-        if not all(slot.fresh for slot in self._flat.slots.values()):
+        if not all(slot.fresh for flat in self._flats.values() for slot in flat.slots.values()):
             raise InvariantBroken("the trainer's memory is given back between two steps, not within one")
         give_back()  # what the step left behind is not what is measured
         before = self._room.held()
-        for name, tensor in self._flat.state.items():
+        for name, tensor in self._state.items():
             self._room.keep(name, tensor)
         for tensor, _ in self._sizes:
             tensor.untyped_storage().resize_(0)
-        self.away = True
+        give_back()
+        for name, flat in self._flats.items():
+            flat.state = {kind: self._room.views[name + kind] for kind in flat.resident}
         self.settle()
         return GivenBack(sum(size for _, size in self._sizes), before - self._room.held())
 
     def come(self) -> None:
         """Takes the memory again, with what was kept in it."""
-        if not self.away:
+        if not self._away:
             raise InvariantBroken("the trainer's memory is there already")
         for tensor, size in self._sizes:
             tensor.untyped_storage().resize_(size)
         for name, tensor in self._kept.items():
             self._room.fetch(name, tensor)
-        self._flat.grad.zero_()  # also what lies between the parameters
-        self._flat.refresh_compute()
-        self.away = False
+        for flat in self._flats.values():
+            flat.state = flat.resident
+            flat.grad.zero_()  # also what lies between the parameters
+            flat.refresh_compute()
 
     def settle(self) -> None:
-        """Gives back what reading the kept state has taken."""
-        give_back()
+        """Gives back what reading or replacing the kept state has taken."""
         self._room.settle()
 
 
 def _moved(move: Callable[..., int], file: int, tensor: Tensor, at: int) -> None:
     """Reads or writes the bytes of a flat CPU tensor at this place of the file."""
-    left = memoryview(tensor.view(torch.uint8).numpy())
-    while len(left):
+    # not tensor.numpy(): a storage that NumPy has seen is never emptied again
+    left = memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))
+    while left:
         done = move(file, [left[:CHUNK]], at)
         if not done:
             raise InvariantBroken(f"the file of the trainer's state ends at byte {at}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from turnout.core.errors import InvariantBroken
 from turnout.train.settings import OptimizerSettings
 
 _ALIGN = 64  # elements: every parameter starts on a cache line in each dtype
@@ -47,7 +48,8 @@ class GradientSlot:
 
 
 class FlatParameters:
-    """Owns the memory of a model's parameters; the module's parameters become views of it."""
+    """Owns the memory of a model's parameters; the module's parameters become views of it. `state` is `resident`,
+    or what is kept of it while the memory is given back."""
 
     def __init__(self, named: Iterable[tuple[str, Parameter]], dtype: torch.dtype) -> None:
         """Takes over parameters whose present values (any float dtype) become the fp32 masters."""
@@ -65,10 +67,32 @@ class FlatParameters:
         for view, (_, p) in zip(self.views(self.master), items):
             view.copy_(p.data)
         self.compute = self.master if dtype == torch.float32 else self.master.to(dtype)
+        self.state = self.resident
         self.slots = {name: GradientSlot(view) for name, view in zip(self.names, self.views(self.grad))}
         for view, (name, p) in zip(self.views(self.compute), items):
             p.data = view
             p.register_post_accumulate_grad_hook(self._collector(self.slots[name]))
+
+    @property
+    def resident(self) -> dict[str, Tensor]:
+        """What a step can't make anew: masters and moments, where it needs them."""
+        return {"master": self.master, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+
+    @property
+    def away(self) -> bool:
+        """Whether the memory is given back, and `state` lies elsewhere (turnout.train.offload)."""
+        return self.state["master"] is not self.master
+
+    def must_be_here(self) -> None:
+        """Raises InvariantBroken while the memory is given back."""
+        if self.away:
+            raise InvariantBroken("a step needs the trainer's memory, which is given back")
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """By name: compute weights, or while these are away masters, which they are copies of."""
+        flat = self.state["master"] if self.away else self.compute
+        return dict(zip(self.names, self.views(flat)))
 
     @staticmethod
     def _collector(slot: GradientSlot) -> Callable[[Tensor], None]:
@@ -85,8 +109,8 @@ class FlatParameters:
             yield flat[start : start + math.prod(shape)].view(shape)
 
     def refresh_compute(self) -> None:
-        """Copies the masters to the compute parameters."""
-        if self.compute is not self.master:
+        """Copies the masters to the compute parameters, where these are there."""
+        if self.compute is not self.master and not self.away:
             self.compute.copy_(self.master)
 
     def finish_gradients(self) -> None:

@@ -118,6 +118,7 @@ class TrainerSettings:
     rows of the logits that exist at once. `reference_given`: batches bring the reference's log-probs along.
     `max_nonfinite_steps` is how many skipped steps in a row are borne; the next one ends the run. `critic` None:
     batches bring their advantages along.
+    Where `offload` is given, the state lies in a file of that folder while the memory is given back.
     `ranks` processes share the work (turnout.train.sharded), `tensor_parallel` of them each product of matrices,
     `expert_parallel` of them the experts; the rest of `ranks` is data parallel.
     """
@@ -138,6 +139,7 @@ class TrainerSettings:
     seed: int = 0
     max_nonfinite_steps: int = 3
     ranks: int = 1
+    offload: Path | None = None
     tensor_parallel: int = 1
     expert_parallel: int = 1
     critic: CriticSettings | None = None
