@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from turnout.config.check_algorithm import ALGORITHM_CHECKS
 from turnout.config.check_engines import ENGINE_CHECKS, deterministic_threads, step_holds_decodes
 from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
@@ -87,12 +88,6 @@ def batch_divides(c: RunConfig) -> Iterator[Fault]:
         yield Fault(
             "--num-steps-per-rollout", str(steps), reason, f"nearest that do: {_near_divisors(total, steps)}"
         )
-
-
-def grpo_needs_a_group(c: RunConfig) -> Iterator[Fault]:
-    if c.advantage_estimator == "grpo" and c.n_samples_per_prompt == 1:
-        reason = "grpo compares the samples of one prompt; of a single sample every advantage is 0"
-        yield Fault("--n-samples-per-prompt", "1", reason, "give at least 2, usually 4 to 16")
 
 
 def survivors_fit(c: RunConfig) -> Iterator[Fault]:
@@ -240,21 +235,6 @@ def eval_mode_has_means(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--eval-mode", c.eval_mode, reason, "use --update-weight-transport disk")
 
 
-def reference_is_one(c: RunConfig) -> Iterator[Fault]:
-    if c.ref_model is None:
-        return
-    if c.ref_load is not None:
-        reason = f"--ref-load {c.ref_load} is a reference already"
-        yield Fault("--ref-model", c.ref_model, reason, "leave one of the two out")
-    if not c.use_kl_loss:
-        yield Fault("--ref-model", c.ref_model, "nothing uses the reference", "give --use-kl-loss")
-    if c.rollout_temperature != 1:
-        reason = (
-            f"engines score a prompt at temperature 1, --rollout-temperature is {c.rollout_temperature:g}"
-        )
-        yield Fault("--ref-model", c.ref_model, reason, "leave it out: the trainer scores at any temperature")
-
-
 def eval_data_is_one(c: RunConfig) -> Iterator[Fault]:
     if c.eval_config is None:
         return
@@ -294,15 +274,6 @@ def eval_is_held_out(c: RunConfig) -> Iterator[Fault]:
     if c.eval_prompt_data is not None and c.eval_prompt_data == c.prompt_data:
         reason = "the prompts that are trained are no held-out prompts"
         yield Fault("--eval-prompt-data", c.eval_prompt_data, reason, "give other prompts, or leave it out")
-
-
-def kl_is_used(c: RunConfig) -> Iterator[Fault]:
-    if c.use_kl_loss:
-        return
-    if c.kl_loss_coef > 0:
-        yield Fault("--kl-loss-coef", f"{c.kl_loss_coef:g}", "there is no KL term", "give --use-kl-loss")
-    if c.ref_load is not None:
-        yield Fault("--ref-load", c.ref_load, "nothing uses the reference", "give --use-kl-loss")
 
 
 def learning_rate_plan(c: RunConfig) -> Iterator[Fault]:
@@ -355,7 +326,7 @@ CHECKS: tuple[Check, ...] = (
     *WEIGHT_CHECKS,
     run_has_an_end,
     batch_divides,
-    grpo_needs_a_group,
+    *ALGORITHM_CHECKS,
     survivors_fit,
     sampling_is_whole,
     prompt_leaves_room,
@@ -372,8 +343,6 @@ CHECKS: tuple[Check, ...] = (
     eval_has_data,
     eval_samples_differ,
     eval_is_held_out,
-    kl_is_used,
-    reference_is_one,
     learning_rate_plan,
     *FILE_CHECKS,
 )

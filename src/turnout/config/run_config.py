@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from turnout.config.estimators import ESTIMATORS
 from turnout.config.groups.algorithm import (
     AlgorithmOptions,
     OffPolicyOptions,
@@ -130,7 +131,15 @@ class RunConfig(
     @property
     def clip_range(self) -> tuple[float, float]:
         """Clip range of the probability ratio below and above 1."""
-        return self.eps_clip, self.eps_clip if self.eps_clip_high is None else self.eps_clip_high
+        low, high = ESTIMATORS[self.advantage_estimator].clip
+        if self.eps_clip is not None:
+            low = high = self.eps_clip
+        return low, high if self.eps_clip_high is None else self.eps_clip_high
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether log-probs of a frozen reference are needed."""
+        return self.use_kl_loss or self.kl_coef > 0
 
     @property
     def eval_keys(self) -> tuple[str, str | None]:

@@ -81,8 +81,6 @@ NEUTRAL: dict[str, tuple[tuple[str, ...], str]] = {
         (("1",), ONE_TRAINER),
     ),
     "optimizer": (("adam",), "the optimizer is AdamW"),
-    "entropy_coef": (("0",), "there is no such term"),
-    "kl_coef": (("0",), "there is no KL in the reward"),
     "eval_top_p": (("1",), "evaluation samples from the whole distribution"),
     "eval_top_k": (("-1",), "evaluation samples from the whole distribution"),
     "attention_dropout": (("0",), "there is no dropout"),
@@ -97,7 +95,6 @@ NEUTRAL: dict[str, tuple[tuple[str, ...], str]] = {
 # Values that have another name here: (option, value) -> value.
 VALUES: dict[tuple[str, str], str] = {
     ("update_weight_transport", "nccl"): "group",
-    ("kl_loss_type", "low_var_kl"): "k3",
 }
 # Flags that with this value are a flag of ours.
 SWITCHES: dict[tuple[str, str], str] = {("recompute_granularity", "full"): "--gradient-checkpointing"}

@@ -95,7 +95,10 @@ NOTES: dict[str, str] = {
     "rollout_health_check_interval": "the default is 1 s",
     "rollout_health_check_timeout": "the default is 5 s; three in a row count",
     "use_fault_tolerance": "a dead engine starts again at once, and joins when it has attested the weights",
-    "advantage_estimator": "`grpo` only",
+    "advantage_estimator": "`ppo` not yet; others: docs/algorithms/",
+    "kl_coef": "for every estimator, summed over a response; slime's baseline variant takes each token's own",
+    "kl_loss_type": "the default is k3, in the reward k1",
+    "eps_clip": "the default follows the estimator",
     "colocate": "devices are shared, memory is not given back between phases",
     "num_rollout": "with --num-epoch as well, whichever comes first ends the run",
 }

@@ -164,7 +164,7 @@ class TrainSample:
     """One sequence for the trainer: prompt and response ids, the behaviour log-probs of the response, its
     mask and its advantage (one number per response token, length T). `lags` is each token's age in train
     steps; empty means that all are 0. `reference`: log-probs of a reference, where another than the trainer has
-    them. `reward` is that of the whole response, for a critic."""
+    them. `reward` is that of the whole response."""
 
     group_id: str
     prompt_ids: tuple[int, ...]

@@ -29,6 +29,7 @@ from turnout.schedule.loop import Parts, Reporter, Trainer, run_loop
 from turnout.schedule.parts import BatchMaker, Freshness, WeightUpdates
 from turnout.schedule.phases import Phases
 from turnout.schedule.schedule import schedule_of
+from turnout.schedule.train_wiring import advantage_settings
 from turnout.schedule.updates import Around, Updates
 
 
@@ -90,7 +91,7 @@ class ControlPlane:
         around = Around(self.pool, world.evaluations, gate, world.phases, world.clock)
         self.updates = Updates(world.weights, schedule, around)
         freshness = Freshness(gate, self.updates.settled, self._failure, self.updates.retry)
-        batches = BatchMaker(self.pool, book, freshness, config.grpo_std_normalization)
+        batches = BatchMaker(self.pool, book, freshness, advantage_settings(config))
         self._parts = Parts(
             batches,
             world.trainer,

@@ -53,6 +53,7 @@ from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_models import RunModels
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.stall_watch import Parties
+from turnout.schedule.train_wiring import trainer_settings
 from turnout.schedule.weight_plane import (
     Origin,
     check_engines,
@@ -279,7 +280,7 @@ class Incarnation:
         if self._engines.router is not None:
             await self._engines.router.check()
         self.paths.weights.mkdir(parents=True, exist_ok=True)
-        settings = wiring.trainer_settings(config, inputs.model, inputs.steps)
+        settings = trainer_settings(config, inputs.model, inputs.steps)
         plans = beginning_roster(config)
         keep = self._beginning.checkpoint is not None  # else they would need the weights of the beginning
         wanted = frozenset(plan.engine_id for plan in plans if keep)

@@ -20,7 +20,7 @@ from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import StepBatch
 from turnout.train.advantages import build_samples
 from turnout.train.backend import StepReport, TrainBackend, make_backend
-from turnout.train.settings import TrainerSettings
+from turnout.train.settings import AdvantageSettings, TrainerSettings
 from turnout.transfer.updater import Update, Updater
 from turnout.weights.tensors import HostTensor
 
@@ -45,8 +45,10 @@ class BatchMaker:
     """Rollouts of the loop: takes groups, evicts those that are too old and takes as many more, turns the rest into
     a TrainBatch, ends them in the book."""
 
-    def __init__(self, pool: RolloutPool, book: GroupBook, freshness: Freshness, normalize_std: bool) -> None:
-        self._pool, self._book, self._fresh, self._normalize_std = pool, book, freshness, normalize_std
+    def __init__(
+        self, pool: RolloutPool, book: GroupBook, freshness: Freshness, advantage: AdvantageSettings
+    ) -> None:
+        self._pool, self._book, self._fresh, self._advantage = pool, book, freshness, advantage
 
     async def take(self, step: int) -> StepBatch | None:
         groups: list[RolloutGroup] = []
@@ -70,7 +72,7 @@ class BatchMaker:
             return None
         self._book.take(step, groups)
         gate = self._fresh.gate
-        samples = build_samples(groups, self._normalize_std, gate.lags(step))
+        samples = build_samples(groups, self._advantage, gate.lags(step))
         versions = sorted({label for group in groups for t in group.trajectories for label in t.spans.labels})
         train = TrainBatch(step, versions[0] if versions else "", samples)
         lags = gate.count(groups, step)

@@ -38,7 +38,6 @@ from turnout.serving.models import Models
 from turnout.serving.roster import EnginePlan, WorkerType, sides
 from turnout.serving.router_launcher import RouterLaunch
 from turnout.serving.sglang_launcher import SglangLaunch
-from turnout.train.settings import LossSettings, OffPolicy, OptimizerSettings, TrainerSettings
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.updater import UpdatePolicy
 
@@ -216,56 +215,6 @@ def engine_care(config: RunConfig) -> Care:
     spare = config.min_engines is not None or config.use_fault_tolerance
     needed = {name: (1 if spare else len(plans), sides(plans)) for name, plans in models.items()}
     return Care(probes, config.restarts, needed | {actor_model(config): (config.engines_needed, ())})
-
-
-def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
-    """`total_steps` is the number of train steps where it is known; a decaying learning rate needs it."""
-    low, high = config.clip_range
-    needs_reference = config.use_kl_loss and config.ref_model is None
-    reference = Path(config.ref_load) if config.ref_load is not None else model
-    return TrainerSettings(
-        checkpoint=model,
-        dtype=config.dtype,
-        threads=config.trainer_thread_count(cpu_count()),
-        optimizer=OptimizerSettings(
-            lr=config.lr,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            clip_grad=config.clip_grad,
-            schedule=config.lr_decay_style,
-            warmup_steps=config.lr_warmup_iters,
-            total_steps=max(1, (total_steps if total_steps is not None else 1) * config.inner_steps),
-            min_lr_ratio=config.min_lr_ratio,
-        ),
-        loss=LossSettings(
-            name=config.advantage_estimator,
-            eps_clip=low,
-            eps_clip_high=high,
-            kl_coef=config.kl_loss_coef,
-            kl_kind=config.kl_loss_type,
-            aggregate=config.loss_aggregation,
-            off_policy=OffPolicy(
-                config.off_policy,
-                config.off_policy_clip_low,
-                config.off_policy_clip,
-                config.prox_logp,
-                config.use_rollout_logprobs,
-                config.min_ess,
-                config.max_low_ess_steps,
-            ),
-        ),
-        temperature=config.rollout_temperature,
-        max_tokens_per_micro_batch=config.max_tokens_per_gpu,
-        head_chunk_tokens=config.head_chunk_tokens,
-        gradient_checkpointing=config.gradient_checkpointing,
-        reference=reference if needs_reference else None,
-        reference_given=config.use_kl_loss and not needs_reference,
-        samples_per_optimizer_step=config.optimizer_samples if config.inner_steps > 1 else None,
-        deterministic=config.deterministic,
-        seed=config.seed,
-        max_nonfinite_steps=config.max_nonfinite_steps,
-    )
 
 
 def save_plan(config: RunConfig, folder: Path, model: Path) -> SavePlan:

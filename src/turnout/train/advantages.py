@@ -1,8 +1,17 @@
-"""Advantages by group, and the trainer's samples made from scored groups. float64 and Python only, no torch.
+"""Advantages, and the trainer's samples made from scored groups. Python floats and numpy only, no torch.
+
+    mean            reward - mean of the group (GRPO), divided by its sample standard deviation where `std`
+    leave_one_out   reward - mean of the group's other members (RLOO, Ahmadian et al. 2024, arXiv 2402.14740)
+    none            the reward itself, discounted by `gamma` per token from the last trained token back
+                    (REINFORCE++, Hu et al. 2025, arXiv 2501.03262)
+`normalize` then takes mean and standard deviation over all trained tokens of the batch away. What tokens cost (a KL
+in the reward, turnout.train.reward_kl) lowers the reward by its sum; without a baseline each token bears its own,
+so that a token's return has those from it on.
 
 Promises: members of a group without a difference in reward get exactly 0 (decided by max == min, never by a
-small standard deviation); an empty response counts in its group's mean and trains nothing; the order of
-samples depends only on the groups' ordinals and the members' places.
+small standard deviation), and so do all tokens of a batch to be normalised; a member alone in its group has no
+baseline and gets 0. Baselines are over the members that there are; an empty response counts in them and trains
+nothing. The order of samples depends only on the groups' ordinals and the members' places.
 """
 
 from __future__ import annotations
@@ -10,8 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnout.core.errors import TrainError
-from turnout.core.types import RolloutGroup, TrainSample, Trajectory
+from turnout.core.types import Finish, RolloutGroup, TrainSample, Trajectory, but
+from turnout.train.gae import Doubles, gae, terminal_rewards
+from turnout.train.settings import AdvantageSettings, Overlong
 
 Lags = Callable[[Trajectory], tuple[int, ...]]
 
@@ -21,56 +35,114 @@ def no_lags(_: Trajectory) -> tuple[int, ...]:
     return ()
 
 
-def group_advantages(rewards_G: Sequence[float], normalize_std: bool) -> list[float]:
-    """reward - group mean, divided by the group's sample standard deviation where `normalize_std`.
+def group_advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
+    """The rewards of one group less the baseline.
 
-    A group of one, or with equal rewards, gives exact zeros. Raises TrainError for a NaN or infinite reward.
+    Raises TrainError for a NaN or infinite reward.
     """
     rewards = [float(reward) for reward in rewards_G]
     broken = [index for index, reward in enumerate(rewards) if not math.isfinite(reward)]
     if broken:
         raise TrainError(f"rewards of members {broken} are not finite: {[rewards[i] for i in broken]}")
+    if settings.baseline == "none":
+        return rewards
     if not rewards or max(rewards) == min(rewards):
         return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
+    mean, count = math.fsum(rewards) / len(rewards), len(rewards)
     centred = [reward - mean for reward in rewards]
-    if not normalize_std:
+    if settings.baseline == "leave_one_out":  # reward - (sum - reward) / (n - 1)
+        return [value * count / (count - 1) for value in centred]
+    if not settings.std:
         return centred
     # The difference is exact to a rounding, so a spread near the smallest float can not become a division by 0.
     scale = max(abs(value) for value in centred)
-    std = scale * math.sqrt(math.fsum((value / scale) ** 2 for value in centred) / (len(rewards) - 1))
+    std = scale * math.sqrt(math.fsum((value / scale) ** 2 for value in centred) / (count - 1))
     return [value / std for value in centred]
 
 
-def build_samples(
-    groups: Sequence[RolloutGroup], normalize_std: bool, lags: Lags = no_lags
-) -> tuple[TrainSample, ...]:
-    """Samples of all groups, ordered by group ordinal and member; empty responses are left out. `lags` tells the
-    age of each token of a trajectory.
+def overlong_punishment(tokens: int, overlong: Overlong) -> float:
+    """What a response of so many tokens loses of its reward: from 0 at `limit` - `buffer` linearly to `factor` at
+    `limit`. Soft overlong punishment (DAPO, arXiv 2503.14476, equation 13)."""
+    over = tokens - (overlong.limit - overlong.buffer)
+    return overlong.factor * min(max(over / overlong.buffer, 0.0), 1.0)
 
-    Raises TrainError, naming the group and the members, where a member has no reward.
+
+def build_samples(
+    groups: Sequence[RolloutGroup], settings: AdvantageSettings, lags: Lags = no_lags
+) -> tuple[TrainSample, ...]:
+    """Samples of all members of all groups, ordered by group ordinal and member, with reward and advantages. `lags`
+    tells the age of each token of a trajectory.
+
+    Raises TrainError, naming the group and the members, where a member has no reward, or none that is finite.
     """
     samples: list[TrainSample] = []
     for group in sorted(groups, key=lambda g: g.ordinal):
         unscored = [index for index, t in enumerate(group.trajectories) if t.reward is None]
         if unscored:
             raise TrainError(f"group {group.group_id}: members {unscored} have no reward")
+        samples += [_sample(group, t, settings, lags) for t in group.trajectories]
+    return with_advantages(samples, settings)
+
+
+def _sample(group: RolloutGroup, t: Trajectory, settings: AdvantageSettings, lags: Lags) -> TrainSample:
+    assert t.reward is not None
+    count = len(t.response_ids)
+    lost = 0.0 if settings.overlong is None else overlong_punishment(count, settings.overlong)
+    cut = settings.mask_truncated and t.finish is Finish.LENGTH
+    return TrainSample(
+        group_id=group.group_id,
+        prompt_ids=group.prompt.token_ids,
+        response_ids=t.response_ids,
+        logprobs=t.logprobs,
+        loss_mask=(0,) * count if cut else t.loss_mask,
+        advantages=(),
+        lags=lags(t),
+        reward=t.reward - lost,
+    )
+
+
+def with_advantages(
+    samples: Sequence[TrainSample], settings: AdvantageSettings, costs: Sequence[Doubles] = ()
+) -> tuple[TrainSample, ...]:
+    """The samples, all members of their groups, with the advantages of their rewards. `costs`, where they are
+    given, are what each token of each sample costs of the reward, 0 where it doesn't train.
+
+    Raises TrainError, naming the group and the members, for a reward that is not finite.
+    """
+    totals = [s.reward for s in samples]
+    if costs and settings.baseline != "none":
+        totals = [total - float(cost.sum()) for total, cost in zip(totals, costs)]
+    members: dict[str, list[int]] = {}
+    for index, sample in enumerate(samples):
+        members.setdefault(sample.group_id, []).append(index)
+    for name, places in members.items():
         try:
-            advantages = group_advantages(group.rewards, normalize_std)
+            found = group_advantages([totals[place] for place in places], settings)
         except TrainError as fault:
-            raise TrainError(f"group {group.group_id}: {fault}") from None
-        samples += [
-            TrainSample(
-                group_id=group.group_id,
-                prompt_ids=group.prompt.token_ids,
-                response_ids=t.response_ids,
-                logprobs=t.logprobs,
-                loss_mask=t.loss_mask,
-                advantages=(advantage,) * len(t.response_ids),
-                lags=lags(t),
-                reward=reward,
-            )
-            for t, advantage, reward in zip(group.trajectories, advantages, group.rewards, strict=True)
-            if t.response_ids
-        ]
-    return tuple(samples)
+            raise TrainError(f"group {name}: {fault}") from None
+        for place, value in zip(places, found):
+            totals[place] = value
+    values = [np.full(len(s.response_ids), total) for s, total in zip(samples, totals)]
+    if settings.baseline == "none" and (costs or settings.gamma < 1):
+        costs = costs or [np.zeros(len(s.response_ids)) for s in samples]
+        values = [_returns(s, cost, settings.gamma) for s, cost in zip(samples, costs)]
+    if settings.normalize:
+        values = normalized(values, [np.asarray(s.loss_mask, bool) for s in samples])
+    return tuple(but(s, advantages=tuple(v.tolist())) for s, v in zip(samples, values))
+
+
+def _returns(sample: TrainSample, costs_T: Doubles, gamma: float) -> Doubles:
+    """Discounted sums of what comes from each trained token on: its cost, and with the last one the reward."""
+    returns, trained = np.zeros(len(costs_T)), np.flatnonzero(sample.loss_mask)
+    rewards = terminal_rewards(sample.reward, sample.loss_mask) - costs_T
+    returns[trained] = gae(rewards[trained], np.zeros(len(trained)), gamma, 1.0)[0]
+    return returns
+
+
+def normalized(values: list[Doubles], trained: list[NDArray[np.bool_]]) -> list[Doubles]:
+    """Less the mean of all trained tokens, divided by their sample standard deviation; 0 where there is none."""
+    flat = np.concatenate([v[mask] for v, mask in zip(values, trained)] or [np.zeros(0)])
+    if not len(flat) or flat.max() == flat.min():
+        return [np.zeros(len(v)) for v in values]
+    mean, std = flat.mean(), flat.std(ddof=1)
+    return [(v - mean) / std for v in values]

@@ -67,11 +67,35 @@ class OffPolicy:
 
 
 @dataclass(frozen=True)
+class Overlong:
+    """Responses that come within `buffer` tokens of `limit` lose up to `factor` of their reward."""
+
+    limit: int
+    buffer: int
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class AdvantageSettings:
+    """How rewards become advantages (turnout.train.advantages). `kl_coef` weighs the KL to the reference in the
+    reward; `mask_truncated` leaves responses that were cut at their limit out of the loss, not out of baselines."""
+
+    baseline: Literal["mean", "leave_one_out", "none"] = "mean"
+    std: bool = True
+    normalize: bool = False
+    gamma: float = 1.0
+    kl_coef: float = 0.0
+    overlong: Overlong | None = None
+    mask_truncated: bool = False
+
+
+@dataclass(frozen=True)
 class LossSettings:
     """The objective: `name` is one of turnout.train.losses.table. The ratio is clipped to [1 - eps_clip,
     1 + eps_clip_high]; `kl_coef` weighs the KL to the reference (0: measured where there is a reference, not
     trained on), times the ratio where `unbiased_kl`. `eps_clip_c` bounds the ratio of a token with a negative
-    advantage; `opsm_delta` is the divergence above which a response with one is left out. None: neither."""
+    advantage; `opsm_delta` is the divergence above which a response with one is left out. None: neither.
+    `aggregate` is as in turnout.train.losses.weights, `constant_length` the length that "constant" divides by."""
 
     name: Literal["grpo", "gspo", "cispo"] = "grpo"
     eps_clip: float = 0.2
@@ -82,7 +106,8 @@ class LossSettings:
     unbiased_kl: bool = False
     entropy_coef: float = 0.0
     opsm_delta: float | None = None
-    aggregate: Literal["token", "sample"] = "token"
+    aggregate: Literal["token", "sample", "constant"] = "token"
+    constant_length: int = 1
     off_policy: OffPolicy = OffPolicy()
 
 
@@ -128,6 +153,7 @@ class TrainerSettings:
     threads: int = 2
     optimizer: OptimizerSettings = OptimizerSettings()
     loss: LossSettings = LossSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
     temperature: float = 1.0
     max_tokens_per_micro_batch: int = 2048
     head_chunk_tokens: int = 512
@@ -180,11 +206,13 @@ class TrainerSettings:
             (loss.eps_clip_high > 0, "--eps-clip-high", loss.eps_clip_high, positive),
             (loss.kl_kind in ("k1", "k2", "k3", "low_var_kl"), "--kl-loss-type", loss.kl_kind,
              "must be k1, k2, k3 or low_var_kl"),
-            (loss.aggregate in ("token", "sample"), "--loss-aggregation", loss.aggregate,
-             "must be token or sample"),
+            (loss.aggregate in ("token", "sample", "constant"), "--loss-aggregation", loss.aggregate,
+             "must be token, sample or constant"),
             (loss.kl_coef >= 0, "--kl-loss-coef", loss.kl_coef, "must be 0 or more"),
             (loss.kl_coef == 0 or self.reference is not None or self.reference_given, "--kl-loss-coef",
              loss.kl_coef, "needs a reference model, and --ref-load is not set"),
+            (self.advantage.kl_coef == 0 or self.reference is not None or self.reference_given, "--kl-coef",
+             self.advantage.kl_coef, "needs a reference model, and --ref-load is not set"),
             (off.kind in OFF_POLICY_BOUNDS, "--off-policy", off.kind,
              f"must be one of {', '.join(OFF_POLICY_BOUNDS)}"),
             (0 <= low < 1 < cap, "--off-policy-clip, --off-policy-clip-low", (low, cap), "must enclose 1"),

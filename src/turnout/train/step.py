@@ -1,7 +1,8 @@
 """A train step from batch to report, whoever holds the parameters: one process or several ranks.
 
 A train step is one optimizer step, or several over consecutive slices of the batch. Old log-probs are those
-of the same forward pass when there is one step, else of a forward of their own before the first.
+of the same forward pass when there is one step, else of a forward of their own before the first; a KL in the reward
+has that forward too.
 
 Promises: an optimizer step whose loss or gradient norm is not finite changes nothing and is counted; more
 than `max_nonfinite_steps` in a row raise TrainError. Neither packing nor the number of ranks changes results beyond
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from turnout.core.errors import TrainError
-from turnout.core.types import TrainBatch, TrainSample
+from turnout.core.types import TrainBatch, TrainSample, but
 from turnout.train.backend import CriticReport, StepReport
 from turnout.train.balance import OneProcess, World
 from turnout.train.checkpoint import Counters
@@ -31,6 +32,7 @@ from turnout.train.losses.table import LOSSES
 from turnout.train.losses.weights import token_weights
 from turnout.train.model import CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch
+from turnout.train.reward_kl import reward_costs, with_costs
 from turnout.train.rows import Rows, gather_tokens, rows_of, scatter_tokens, shapes_of
 from turnout.train.settings import TrainerSettings
 
@@ -106,11 +108,12 @@ class TrainStep:
         started = self._now()
         samples = [s for s in batch.samples if any(s.loss_mask)]
         tally = Tally()
-        if samples and self._critic is not None:
-            rewards = [terminal_rewards(s.reward, s.loss_mask) for s in samples]
-            samples, tally.critic = self._critic.step(samples, rewards)
+        old: list[Floats] = []
+        if samples:
+            old = self._old(samples, tally)
+            samples = self._advised(batch, samples, old, tally)
         if samples and self._policy_trains:
-            for part in self._slices(samples, tally):
+            for part in self._slices(samples, old):
                 self._optimizer_step(part, tally)
         elif not samples:
             log.warning("step %d: no token of the batch may train; no optimizer step", batch.step)
@@ -148,22 +151,47 @@ class TrainStep:
                 "the samples come from too different policies; lower --max-staleness or --lr"
             )
 
-    def _slices(self, samples: list[TrainSample], tally: Tally) -> list[Slice]:
+    def _old(self, samples: list[TrainSample], tally: Tally) -> list[Floats]:
+        """Log-probs under the weights before the step, by a forward of their own; empty where none is needed."""
+        several = len(samples) > (self.settings.samples_per_optimizer_step or len(samples))
+        compared = several and self._loss.old and not self.settings.loss.off_policy.interpolates
+        if not compared and not self.settings.advantage.kl_coef:
+            return []
+        started = self._now()
+        old = self.logprobs(samples)
+        tally.forward += self._now() - started
+        return old
+
+    def _advised(
+        self, batch: TrainBatch, samples: list[TrainSample], old: list[Floats], tally: Tally
+    ) -> list[TrainSample]:
+        """The samples with the advantages that only the trainer can tell: of a critic, of a KL in the reward."""
+        how, costs = self.settings.advantage, [np.zeros(len(s.response_ids)) for s in samples]
+        if how.kl_coef:
+            started = self._now()
+            if self._reference is not None:
+                found = self._logprobs_of(self._reference, samples)
+                samples = [but(s, reference=tuple(r.tolist())) for s, r in zip(samples, found)]
+            costs = reward_costs(samples, old, how.kl_coef, self.settings.loss.kl_kind)
+            tally.forward += self._now() - started
+        if self._critic is not None:
+            rewards = [terminal_rewards(s.reward, s.loss_mask) - cost for s, cost in zip(samples, costs)]
+            samples, tally.critic = self._critic.step(samples, rewards)
+        elif how.kl_coef:
+            samples = with_costs(batch.samples, samples, costs, how)
+        return samples
+
+    def _slices(self, samples: list[TrainSample], old: list[Floats]) -> list[Slice]:
         size = self.settings.samples_per_optimizer_step or len(samples)
         pieces = [samples[i : i + size] for i in range(0, len(samples), size)]
         loss = self.settings.loss
         all_train = loss.kl_coef > 0 or loss.entropy_coef > 0 or not self._loss.advantages
         live = [[i for i, s in enumerate(piece) if all_train or any(s.advantages)] for piece in pieces]
-        old: list[Floats] | None = None
-        if len(pieces) > 1 and self._loss.old and not self.settings.loss.off_policy.interpolates:
-            started = self._now()
-            old = self.logprobs(samples)
-            tally.forward += self._now() - started
         return [
             Slice(
                 piece,
-                None if old is None else old[i * size : (i + 1) * size],
-                token_weights([s.loss_mask for s in piece], self.settings.loss.aggregate),
+                old[i * size : (i + 1) * size] if old and len(pieces) > 1 else None,
+                token_weights([s.loss_mask for s in piece], loss.aggregate, loss.constant_length),
                 self._plan(piece, chosen),
                 self._plan(piece, sorted(set(range(len(piece))) - set(chosen))),
             )
@@ -217,11 +245,11 @@ class TrainStep:
             return torch.from_numpy(gather_tokens(rows, values)).to(self._model.device)
 
         reference = None
-        if self._reference is not None:
+        if self.settings.reference_given or self.settings.advantage.kl_coef:
+            reference = tokens([s.reference for s in part.samples])
+        elif self._reference is not None:
             with torch.no_grad():
                 reference = self._reference.logprobs(device_rows)[0]
-        elif self.settings.reference_given:
-            reference = tokens([s.reference for s in part.samples])
         return LossInputs(
             behaviour=tokens([s.logprobs for s in part.samples]),
             advantages=tokens([s.advantages for s in part.samples]),
@@ -232,14 +260,17 @@ class TrainStep:
             reference=reference,
         )
 
-    @torch.no_grad()
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Floats]:
+        return self._logprobs_of(self._model, samples)
+
+    @torch.no_grad()
+    def _logprobs_of(self, model: CausalModel, samples: Sequence[TrainSample]) -> list[Floats]:
         out = [np.zeros(len(s.response_ids), np.float32) for s in samples]
         filled = [index for index, values in enumerate(out) if len(values)]
         kept = [samples[index] for index in filled]
         for micro in self._plan(kept, range(len(kept))):
             rows = rows_of(micro, kept, masked_too=True)
-            values = self._model.logprobs(DeviceRows.of(rows, self._model.device))[0].cpu().numpy()
+            values = model.logprobs(DeviceRows.of(rows, model.device))[0].cpu().numpy()
             scatter_tokens(rows, values, [out[index] for index in filled])
         return self._all_logprobs(out)
 

@@ -19,6 +19,7 @@ ASYNC = ["--schedule", "async"]
 GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
+RLOO = ["--advantage-estimator", "rloo"]
 EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
 
 REFUSED = [
@@ -205,6 +206,15 @@ REFUSED = [
     (["--num-steps-per-rollout", "3"], "--num-steps-per-rollout", "= 256 samples"),
     (["--global-batch-size", "64", "--num-steps-per-rollout", "2"], "--global-batch-size", "is not"),
     (["--n-samples-per-prompt", "1"], "--n-samples-per-prompt", "every advantage is 0"),
+    ([*RLOO, "--grpo-std-normalization"], "--grpo-std-normalization", "rloo has no standard deviation"),
+    ([*RLOO, "--gamma", "0.9"], "--gamma", "the same advantage"),
+    (["--advantage-estimator", "cispo", "--eps-clip-c", "6"], "--eps-clip-c", "cispo bounds the ratio"),
+    (["--eps-clip-c", "1.1"], "--eps-clip-c", "clipped at 1 + 0.2 already"),
+    (["--opsm-delta", "0.1"], "--opsm-delta", "give --use-opsm"),
+    (["--overlong-penalty-factor", "0.5"], "--overlong-penalty-factor", "give --overlong-buffer-len"),
+    (["--overlong-buffer-len", "256"], "--overlong-buffer-len", "at most --rollout-max-response-len 256"),
+    (["--use-unbiased-kl"], "--use-unbiased-kl", "give --use-kl-loss"),
+    (["--kl-coef", "0.1", "--use-kl-loss", "--kl-loss-coef", "0.1"], "--kl-coef", "in the loss already"),
     (["--group-failure-policy", "survivors", "--min-group-size", "9"], "--min-group-size", "only"),
     (["--rollout-top-p", "0.9"], "--rollout-top-p", "whole distribution"),
     (["--rollout-top-k", "50"], "--rollout-top-k", "whole distribution"),
@@ -357,6 +367,9 @@ ACCEPTED = [
     [*EVAL, "--eval-mode", "checkpoint", "--update-weight-mode", "delta"],
     ["--eval-config", "quick.yaml", "--eval-interval", "5"],
     ["--use-kl-loss"],
+    ["--kl-coef", "0.1", "--use-kl-loss"],
+    ["--advantage-estimator", "reinforce_plus_plus", "--n-samples-per-prompt", "1", "--gamma", "0.9"],
+    ["--use-opsm", "--opsm-delta", "0.1", "--overlong-buffer-len", "255", "--eps-clip-c", "3"],
     ["--use-rollout-logprobs"],
     ["--off-policy", "mis", "--off-policy-clip", "4", "--off-policy-clip-low", "0.25"],
     ["--off-policy", "decoupled", "--prox-logp", "interpolate"],
@@ -500,6 +513,9 @@ def test_every_check_is_tripped_by_a_case(write, places, monkeypatch):
         ([*EVAL, "--eval-max-response-len", "16"], "eval_response_limit", 16),
         ([], "clip_range", (0.2, 0.2)),
         (["--eps-clip-high", "0.28"], "clip_range", (0.2, 0.28)),
+        (["--advantage-estimator", "dapo"], "clip_range", (0.2, 0.28)),
+        (["--advantage-estimator", "dapo", "--eps-clip", "0.1"], "clip_range", (0.1, 0.1)),
+        (["--advantage-estimator", "gspo", "--eps-clip-high", "0.1"], "clip_range", (3e-4, 0.1)),
         (["--label-key", "y"], "eval_keys", ("input", "y")),
         (
             ["--label-key", "y", *EVAL, "--eval-input-key", "q", "--eval-label-key", "a"],

@@ -129,7 +129,7 @@ def test_a_script_of_slime_is_a_run(folder: Path, caplog: pytest.LogCaptureFixtu
         0.28,
     )
     assert (c.kl_loss_type, c.off_policy, c.off_policy_clip, c.gradient_checkpointing) == (
-        "k3",
+        "low_var_kl",
         "tis",
         3.0,
         True,
@@ -168,10 +168,10 @@ def test_the_four_ways_of_an_update(
 
 def test_what_would_train_otherwise_is_refused_all_at_once(write) -> None:
     faults = faults_of(
-        write(), shlex.split("--tensor-model-parallel-size 2 --kl-coef 0.1 --attention-dropout 0.1")
+        write(), shlex.split("--tensor-model-parallel-size 2 --lora-rank 8 --attention-dropout 0.1")
     )
     assert [fault.where for fault in faults] == [
-        "--tensor-model-parallel-size", "--kl-coef", "--attention-dropout"
+        "--tensor-model-parallel-size", "--lora-rank", "--attention-dropout"
     ]  # fmt: skip
 
 

@@ -24,7 +24,6 @@ from turnout.train.backend import make_backend
 from turnout.train.local import LocalBackend
 from turnout.train.lr_schedule import learning_rate
 from turnout.train.settings import OptimizerSettings
-from turnout.train.step import Tally
 
 
 def test_three_steps_equal_transformers_and_torch_adamw(tmp_path):
@@ -235,7 +234,7 @@ def test_samples_without_an_advantage_are_measured_but_not_differentiated(tmp_pa
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=2e-4, atol=2e-6)
     backend = LocalBackend(settings)
-    part = backend._slices(list(samples), Tally())[0]
+    part = backend._slices(list(samples), [])[0]
     measured = {m.sample for micro in part.measured for unit in micro.units for m in unit.members}
     assert measured == {i for i, s in enumerate(samples) if s.group_id == dead}
     assert backend.train(batch_of(samples)).tokens == sum(sum(s.loss_mask) for s in samples)
@@ -244,5 +243,5 @@ def test_samples_without_an_advantage_are_measured_but_not_differentiated(tmp_pa
 def test_with_a_trained_kl_every_sample_has_a_gradient(tmp_path):
     folder, samples = make_model(tmp_path), make_samples(seed=8)
     samples = [replace(s, advantages=(0.0,) * len(s.advantages)) for s in samples]
-    part = LocalBackend(settings_for(folder, kl_coef=0.1, reference=folder))._slices(samples, Tally())[0]
+    part = LocalBackend(settings_for(folder, kl_coef=0.1, reference=folder))._slices(samples, [])[0]
     assert part.measured == () and part.plan

@@ -10,26 +10,85 @@ from turnout.config.option import Options, option
 class AlgorithmOptions(Options):
     title: ClassVar[str] = "Algorithm"
 
-    advantage_estimator: Literal["grpo"] = option(
-        "grpo", "How rewards become advantages: the reward less the mean of its group."
+    advantage_estimator: Literal[
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "rloo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+    ] = option("grpo", "The algorithm: how rewards become advantages, and the loss (docs/algorithms/).")
+    grpo_std_normalization: bool | None = option(
+        None,
+        "Divide a group's advantages by the standard deviation of its rewards.",
+        unset="true for grpo, dapo, gspo and cispo",
     )
-    grpo_std_normalization: bool = option(
-        True, "Divide a group's advantages by the standard deviation of its rewards (off: Dr. GRPO)."
+    normalize_advantages: bool | None = option(
+        None,
+        "Take mean and standard deviation of all trained tokens of a train step away from the advantages.",
+        unset="true for reinforce_plus_plus and reinforce_plus_plus_baseline",
     )
-    eps_clip: float = option(0.2, "Clip range of the probability ratio below 1.", gt=0, lt=1)
+    gamma: float = option(
+        1.0, "Discount of the reward per token, back from the end of a response.", gt=0, le=1
+    )
+    eps_clip: float | None = option(
+        None,
+        "Clip range of the probability ratio below 1; 1 is no bound.",
+        unset="0.2; gspo 0.0003, cispo 1",
+        gt=0,
+        le=1,
+    )
     eps_clip_high: float | None = option(
-        None, "Clip range of the probability ratio above 1.", unset="--eps-clip", gt=0
+        None,
+        "Clip range of the probability ratio above 1.",
+        unset="--eps-clip where that is given, else 0.2; dapo 0.28, gspo 0.0004, cispo 4",
+        gt=0,
     )
-    loss_aggregation: Literal["token", "sample"] = option(
-        "token", "Mean of the loss: over all tokens of the batch, or over samples of each sample's own mean."
+    eps_clip_c: float | None = option(
+        None, "Largest ratio that counts where the advantage is negative (dual clip).", unset="none", gt=1
+    )
+    loss_aggregation: Literal["token", "sample", "constant"] | None = option(
+        None,
+        "Mean of the loss: over all tokens of an optimizer step; over samples of each sample's own mean; or over "
+        "samples of the sum of each, divided by --rollout-max-response-len.",
+        unset="token; dr_grpo constant, gspo sample",
     )
     use_kl_loss: bool = option(
         False,
         "Compute the KL to the frozen reference; it enters the loss by --kl-loss-coef, 0 only reports it.",
     )
     kl_loss_coef: float = option(0.0, "Weight of the KL in the loss.", ge=0)
-    kl_loss_type: Literal["k1", "k2", "k3"] = option(
-        "k3", "Estimator of the KL: log-ratio, half its square, or the unbiased one that is never negative."
+    kl_coef: float = option(0.0, "Weight of the KL to the frozen reference in the reward.", ge=0)
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] | None = option(
+        None,
+        "Estimator of the KL: log-ratio, half its square, the unbiased one that is never negative, or that one up "
+        "to 10.",
+        unset="k3 in the loss, k1 in the reward",
+    )
+    use_unbiased_kl: bool = option(False, "Weigh the KL in the loss by the probability ratio.")
+    entropy_coef: float = option(0.0, "Weight of the entropy in the loss: a bonus.", ge=0)
+    use_opsm: bool = option(
+        False,
+        "Leave out of the loss what has a negative advantage in a response that moved away from the policy that "
+        "made it (off-policy sequence masking).",
+    )
+    opsm_delta: float | None = option(
+        None, "Mean log-ratio over a response above which --use-opsm leaves it out.", unset="0.0001", gt=0
+    )
+    overlong_buffer_len: int | None = option(
+        None,
+        "The last tokens before --rollout-max-response-len, in which a response loses more and more of its reward.",
+        unit="tokens",
+        unset="no length costs anything",
+        ge=1,
+    )
+    overlong_penalty_factor: float | None = option(
+        None, "What a response of full length loses of its reward.", unset="1", gt=0
+    )
+    mask_truncated_completions: bool = option(
+        False, "Leave responses that were cut at their limit out of the loss; they count in baselines."
     )
     global_batch_size: int | None = option(
         None,

@@ -1,0 +1,101 @@
+"""From the configuration to the settings of the trainer. Pure, as turnout.schedule.wiring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turnout.config.estimators import ESTIMATORS
+from turnout.config.run_config import RunConfig
+from turnout.schedule.wiring import cpu_count
+from turnout.train.settings import (
+    AdvantageSettings,
+    LossSettings,
+    OffPolicy,
+    OptimizerSettings,
+    Overlong,
+    TrainerSettings,
+)
+
+
+def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
+    """`total_steps` is the number of train steps where it is known; a decaying learning rate needs it."""
+    needs_reference = config.uses_reference and config.ref_model is None
+    reference = Path(config.ref_load) if config.ref_load is not None else model
+    return TrainerSettings(
+        checkpoint=model,
+        dtype=config.dtype,
+        threads=config.trainer_thread_count(cpu_count()),
+        optimizer=OptimizerSettings(
+            lr=config.lr,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            clip_grad=config.clip_grad,
+            schedule=config.lr_decay_style,
+            warmup_steps=config.lr_warmup_iters,
+            total_steps=max(1, (total_steps if total_steps is not None else 1) * config.inner_steps),
+            min_lr_ratio=config.min_lr_ratio,
+        ),
+        loss=loss_settings(config),
+        advantage=advantage_settings(config),
+        temperature=config.rollout_temperature,
+        max_tokens_per_micro_batch=config.max_tokens_per_gpu,
+        head_chunk_tokens=config.head_chunk_tokens,
+        gradient_checkpointing=config.gradient_checkpointing,
+        reference=reference if needs_reference else None,
+        reference_given=config.uses_reference and not needs_reference,
+        samples_per_optimizer_step=config.optimizer_samples if config.inner_steps > 1 else None,
+        deterministic=config.deterministic,
+        seed=config.seed,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+    )
+
+
+def loss_settings(config: RunConfig) -> LossSettings:
+    estimator = ESTIMATORS[config.advantage_estimator]
+    low, high = config.clip_range
+    unsaid = "k1" if config.kl_coef > 0 else "k3"
+    aggregation = config.loss_aggregation
+    return LossSettings(
+        name=estimator.loss,
+        eps_clip=low,
+        eps_clip_high=high,
+        eps_clip_c=config.eps_clip_c,
+        kl_coef=config.kl_loss_coef,
+        kl_kind=unsaid if config.kl_loss_type is None else config.kl_loss_type,
+        unbiased_kl=config.use_unbiased_kl,
+        entropy_coef=config.entropy_coef,
+        opsm_delta=_given(config.opsm_delta, 1e-4) if config.use_opsm else None,
+        aggregate=estimator.aggregation if aggregation is None else aggregation,
+        constant_length=config.rollout_max_response_len,
+        off_policy=OffPolicy(
+            config.off_policy,
+            config.off_policy_clip_low,
+            config.off_policy_clip,
+            config.prox_logp,
+            config.use_rollout_logprobs,
+            config.min_ess,
+            config.max_low_ess_steps,
+        ),
+    )
+
+
+def advantage_settings(config: RunConfig) -> AdvantageSettings:
+    estimator = ESTIMATORS[config.advantage_estimator]
+    overlong = None
+    if config.overlong_buffer_len is not None:
+        factor = _given(config.overlong_penalty_factor, 1.0)
+        overlong = Overlong(config.rollout_max_response_len, config.overlong_buffer_len, factor)
+    return AdvantageSettings(
+        estimator.baseline,
+        estimator.std if config.grpo_std_normalization is None else config.grpo_std_normalization,
+        estimator.normalize if config.normalize_advantages is None else config.normalize_advantages,
+        config.gamma,
+        config.kl_coef,
+        overlong,
+        config.mask_truncated_completions,
+    )
+
+
+def _given(value: float | None, unset: float) -> float:
+    return unset if value is None else value
