@@ -17,6 +17,7 @@ from turnout.rollout.pool import Taken
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.schedule.lag import LagGate
 from turnout.schedule.parts import BatchMaker, Freshness
+from turnout.train.settings import AdvantageSettings
 
 STEP = 6
 LABELS = [WeightVersion(0, step, f"{step:032d}").label for step in range(STEP + 1)]
@@ -106,7 +107,7 @@ class World:
 
         freshness = Freshness(self.gate, self.settled, lambda: self.error, self.retry)
         maker: Any = BatchMaker
-        return asyncio.run(maker(self, Book, freshness, True).take(STEP))
+        return asyncio.run(maker(self, Book, freshness, AdvantageSettings()).take(STEP))
 
 
 def test_young_groups_are_taken_once_and_as_they_are() -> None:
