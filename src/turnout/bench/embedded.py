@@ -16,7 +16,6 @@ from turnout.serving.exchange import Exchange
 from turnout.serving.launcher import EngineLaunch, launch
 
 START_DEADLINE_S = 180.0
-TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 # Small enough that eight requests fill the slots, and that a prompt of a few hundred tokens takes several steps.
 FLAGS = ("--max-total-tokens", "32768", "--max-running-requests", "8", "--max-step-tokens", "64")
 
@@ -38,10 +37,7 @@ class Nursery:
             *("--allowed-root", str(self.work), "--allowed-root", str(version.folder)),
             *(*FLAGS, *self.flags, *more),
         )
-        environment = {} if self.token is None else {TOKEN_VARIABLE: self.token}
-        spec = EngineLaunch(
-            name, arguments, 1, self.work / "engines", START_DEADLINE_S, self.token, environment
-        )
+        spec = EngineLaunch(name, arguments, 1, self.work / "engines", START_DEADLINE_S, self.token)
         spec.folder.mkdir(parents=True, exist_ok=True)
         engine = await launch(spec, self.clock)
         self.stack.push_async_callback(engine.stop)

@@ -255,6 +255,22 @@ def _value_faults(place: str, option: tuple[type[Options], str], value: Any) -> 
             yield fault_of(detail, specs()[name], place)
 
 
+def ray_has_engines(c: RunConfig) -> Iterator[Fault]:
+    if c.cluster != "ray":
+        if c.ray_address is not None:
+            yield Fault(
+                "--ray-address", c.ray_address, "no engine lies in a Ray cluster", "give --cluster ray"
+            )
+    elif c.external:
+        yield Fault("--cluster", "ray", "external engines lie where somebody else put them", "leave it out")
+    elif c.colocate:
+        reason = "engines that share the trainer's devices are on its machine"
+        yield Fault("--cluster", "ray", reason, "leave one of it and --colocate out")
+    elif c.engine_linger:
+        reason = "an engine ends with its actor, and that with the controller"
+        yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
+
+
 TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     file_is_good,
     one_way_to_say_it,
@@ -264,6 +280,7 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     one_model_learns,
     overrides_are_known,
     halves_run,
+    ray_has_engines,
     halves_are_updated,
     both_halves_are_needed,
     trainer_is_one_process,

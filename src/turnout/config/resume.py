@@ -29,6 +29,7 @@ MAY_DIFFER = frozenset(
         *("rollout_engine_api_key_env", "rollout_engine_admin_key_env"),
         *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
         *("sglang_config", "rollout_num_gpus", "num_gpus_per_node", "colocate"),
+        *("cluster", "ray_address"),
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),
         # deadlines
         *("engine_start_timeout_s", "rollout_health_check_interval", "rollout_health_check_timeout"),

@@ -92,7 +92,7 @@ def ordered(found: Iterable[tuple[str, int | str]]) -> tuple[Device, ...]:
     for device, count in Counter(devices).items():
         if count > 1:
             raise ConfigError(Fault(f"device of {device.node}", str(device.index), f"is there {count} times"))
-    return tuple(sorted(devices, key=lambda device: (_by_number(device.node), device.index)))
+    return tuple(sorted(devices, key=lambda device: (by_number(device.node), device.index)))
 
 
 def place(wanted: Wanted, devices: Iterable[Device]) -> Layout:
@@ -146,7 +146,7 @@ def _whole(seat: Seat, begin: int, widths: Counter[str]) -> Iterator[Fault]:
         yield Fault(group.place, f"num_gpus_per_engine {group.ranks}", reason, remedy)
 
 
-def _by_number(node: str) -> tuple[object, ...]:
+def by_number(node: str) -> tuple[object, ...]:
     """Addresses before names, both by the numbers in them: 10.0.0.9 before 10.0.0.10, node-2 before node-10."""
     try:
         address = ipaddress.ip_address(node)

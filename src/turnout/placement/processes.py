@@ -89,6 +89,10 @@ class ChildProcess:
     def alive(self) -> bool:
         return self._process.returncode is None
 
+    @property
+    def state(self) -> str:
+        return process_state(self.pid)
+
     async def ended(self) -> str:
         """Waits for the end of the child and says how it ended, with the last line of its log."""
         code = await self._process.wait()
@@ -116,6 +120,10 @@ class FoundProcess:
     @property
     def alive(self) -> bool:
         return handle_lives(self._handle)
+
+    @property
+    def state(self) -> str:
+        return process_state(self.pid)
 
     async def ended(self) -> str:
         """Waits for its end; how it ended only its parent is told."""

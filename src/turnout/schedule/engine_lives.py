@@ -26,7 +26,7 @@ from turnout.core.events import EngineReady
 from turnout.core.ports import Clock, EventSink
 from turnout.core.waits import ENGINES, Waits
 from turnout.observe.run_view import EngineView
-from turnout.placement.processes import ODD_STATES, STOPPED, process_state
+from turnout.placement.processes import ODD_STATES, STOPPED
 from turnout.placement.tasks import first
 from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
@@ -144,7 +144,7 @@ class EngineLives:
         for name, engine in self._engines.items():
             silent = self._health[name].silent
             said = [f"{silent} health probes without an answer"] if silent else []
-            if (state := process_state(engine.process.pid)) in ODD_STATES:
+            if (state := engine.process.state) in ODD_STATES:
                 said.append(f"process {engine.process.pid} {ODD_STATES[state]}")
             if said:
                 found[f"engine {name}"] = ", ".join(said)
@@ -228,7 +228,7 @@ class EngineLives:
         await self._clock.sleep(probes.first_wait_s)
         while True:
             await self._clock.sleep(probes.interval_s)
-            if around.changing(name) and process_state(engine.process.pid) != STOPPED:
+            if around.changing(name) and engine.process.state != STOPPED:
                 continue
             sign, reason = await _probed(engine, probes.timeout_s)
             health = self._health[name] = self._health[name].after(sign, probes.failures)

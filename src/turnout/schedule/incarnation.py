@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from turnout.core.events import EngineLost
 from turnout.core.ports import Clock, Store
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import read_metrics
+from turnout.placement.cluster import Cluster
 from turnout.placement.tasks import first
 from turnout.rollout.draft import Pace
 from turnout.rollout.rewards import RewardRunner
@@ -76,7 +77,7 @@ TICK_S = 0.5
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of an incarnation before anything is started."""
+    """What is known of an incarnation before anything is started. `token`: of control calls to its own engines."""
 
     config: RunConfig
     paths: RunPaths
@@ -84,6 +85,8 @@ class Run:
     beginning: Beginning
     clock: Clock
     files: Store
+    cluster: Cluster
+    token: str | None = None
     traffic: Traffic = field(default_factory=Traffic)
 
 
@@ -125,11 +128,12 @@ async def _launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan
         return engine
     model = inputs.model if plan.model_path is None else inputs.models[plan.model_path]
     if plan.program is Program.SGLANG:
-        engine = await launch_sglang(wiring.sglang_launch(config, plan, model, folders[0]), run.clock)
+        server = replace(wiring.sglang_launch(config, plan, model, folders[0]), key=run.token)
+        engine = await launch_sglang(server, run.clock, run.cluster)
     else:
-        spec = wiring.engine_launch(config, plan, model, folders)
+        spec = replace(wiring.engine_launch(config, plan, model, folders), token=run.token)
         found = None if run.beginning.checkpoint is None else await taken_over(spec, run.clock)
-        engine = await launch(spec, run.clock) if found is None else found
+        engine = await launch(spec, run.clock, run.cluster) if found is None else found
     engine.client.plan, engine.client.traffic = plan, run.traffic
     return engine
 
@@ -285,8 +289,9 @@ class Incarnation:
         keep = self._beginning.checkpoint is not None  # else they would need the weights of the beginning
         wanted = frozenset(plan.engine_id for plan in plans if keep)
         await end_left_behind(self.paths.engines, self._clock, wanted)
-        engines = self._engines.begin(plans, config.engines_needed)
         with self._phases("start"):
+            await self._run.cluster.open()
+            engines = self._engines.begin(plans, config.engines_needed)
             results = await asyncio.gather(trainer.start(settings), engines, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

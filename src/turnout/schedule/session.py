@@ -19,11 +19,13 @@ from turnout.core.ports import Clock, Store
 from turnout.observe.eventlog import EventLog
 from turnout.observe.metrics import MetricsLog
 from turnout.observe.panel import Panel
+from turnout.placement.cluster import closed
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.untold import untold
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import Written
+from turnout.schedule.clusters import cluster_of, token_of
 from turnout.schedule.external import external_engines
 from turnout.schedule.incarnation import Incarnation, Run, RunOutcome, launched
 from turnout.schedule.inputs import RunInputs
@@ -48,7 +50,8 @@ class Session:
     ) -> None:
         """Raises ConfigError where the run should go on, but none of its checkpoints is complete."""
         begin = find_beginning(paths, record.run_id, files)
-        self._run = Run(config, paths, record.run_id, begin, clock, files)
+        cluster = cluster_of(config, record.run_id, paths.engines, clock)
+        self._run = Run(config, paths, record.run_id, begin, clock, files, cluster, token_of(config))
         self.outcome = RunOutcome(traffic=self._run.traffic)
         self.limits = RunLimits(config, paths.root, clock, self._ends)
 
@@ -121,6 +124,7 @@ class Session:
     async def _take_down(self, events: EventLog, book: GroupBook) -> None:
         """What is open when a run has finished is dropped; after any other end a resume goes on with it."""
         leftovers = await self._engines.stop()
+        leftovers += await closed(self._run.cluster)
         try:
             with book.transaction():
                 for group in list(book.open_groups) if self.outcome.status == "finished" else ():

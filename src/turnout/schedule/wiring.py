@@ -41,7 +41,6 @@ from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.transfer.fleet import Fleet
 from turnout.transfer.updater import UpdatePolicy
 
-ENGINE_TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 PAIR_S = 120.0
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,6 @@ def engine_launch(
         "--request-timeout-s": config.rollout_request_timeout_s,
         "--allowed-root": weights.resolve(),
         "--digest-audit-interval": config.digest_audit_interval,
-        "--parent-pid": os.getpid(),
         "--linger-s": config.engine_linger,
     }
     if plan.worker_type is not WorkerType.REGULAR:
@@ -80,15 +78,14 @@ def engine_launch(
     if config.custom_update_weight_pre_read_path is not None:
         flags["--custom-update-weight-pre-read-path"] = config.custom_update_weight_pre_read_path
     flags |= {f"--{name}": value for name, value in overrides.items()}
-    token = _token(config)
     return EngineLaunch(
         engine_id=plan.engine_id,
         arguments=(*(str(word) for pair in flags.items() for word in pair), "--incremental-streaming-output"),
         threads=threads,
         folder=logs,
         start_deadline_s=config.engine_start_timeout_s,
-        token=token,
-        environment={ENGINE_TOKEN_VARIABLE: token} if token else {},
+        token=admin_token(config),
+        ranks=plan.ranks,
     )
 
 
@@ -124,7 +121,8 @@ def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) 
         device=config.sglang_device,
         threads=config.engine_thread_count(cpu_count()),
         arguments={**arguments, **given},
-        key=_token(config),
+        key=admin_token(config),
+        ranks=plan.ranks,
     )
 
 
@@ -319,7 +317,8 @@ def data(config: RunConfig, path: str, keys: tuple[str, str | None]) -> DataSpec
     )
 
 
-def _token(config: RunConfig) -> str | None:
+def admin_token(config: RunConfig) -> str | None:
+    """What control calls carry; raises ConfigError where its variable is not set."""
     if config.admin_token_env is None:
         return None
     token = os.environ.get(config.admin_token_env)

@@ -62,6 +62,7 @@ class Elsewhere:
 
     pid: int | None = None
     alive = True
+    state = ""
 
     async def ended(self) -> str:
         await asyncio.Event().wait()

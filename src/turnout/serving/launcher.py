@@ -7,13 +7,15 @@ port (bind and hold, no race) and tells it through its ready file.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError
 from turnout.core.ports import Clock
+from turnout.placement.cluster import LOOPBACK, Cluster, Place, Process, ThisMachine, Told
 from turnout.placement.processes import ChildProcess, child_environment
 from turnout.placement.tasks import first
 from turnout.serving.access import Access
@@ -22,13 +24,14 @@ from turnout.serving.client import EngineClient
 
 POLL_S = 0.05
 STOP_GRACE_S = 5.0
+TOKEN_VARIABLE = "TURNOUT_ENGINE_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 READY = ".ready.json"  # the end of a ready file's name; before it stands the engine's id
 
 
 @dataclass(frozen=True)
 class EngineLaunch:
-    """What to start: `arguments` are those of `python -m turnout.engine`, the launcher adds the ready file.
-    `folder` takes the log and the ready file."""
+    """What to start: `arguments` are those of `python -m turnout.engine`, the launcher adds the ready file, where
+    to listen and who started it. `folder` takes the log and the ready file; `ranks` is its number of devices."""
 
     engine_id: str
     arguments: tuple[str, ...]
@@ -36,23 +39,7 @@ class EngineLaunch:
     folder: Path
     start_deadline_s: float
     token: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-class Process(Protocol):
-    """What a run asks of the process of an engine (turnout.placement.processes.ChildProcess)."""
-
-    @property
-    def pid(self) -> int | None:
-        """None: a process that is not ours."""
-        ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    async def ended(self) -> str: ...
-
-    async def stop(self, grace_s: float) -> None: ...
+    ranks: int = 1
 
 
 class Engine:
@@ -70,39 +57,47 @@ class Engine:
         await self.process.stop(STOP_GRACE_S)
 
 
-def command_of(spec: EngineLaunch) -> tuple[Path, tuple[str, ...]]:
-    """The ready file of an engine, and the command that starts it."""
+def command_of(spec: EngineLaunch, host: str = LOOPBACK) -> tuple[Path, tuple[str, ...]]:
+    """The ready file of an engine, and the command with which this process starts it."""
     ready = spec.folder / f"{spec.engine_id}{READY}"
-    return ready, (sys.executable, "-m", "turnout.engine", *spec.arguments, "--ready-file", str(ready))
+    where = ("--host", host, "--ready-file", str(ready), "--parent-pid", str(os.getpid()))
+    return ready, (sys.executable, "-m", "turnout.engine", *spec.arguments, *where)
 
 
-def client_of(spec: EngineLaunch, ready: Path, clock: Clock) -> EngineClient:
-    """Of an engine that serves, by its ready file."""
-    told = json.loads(ready.read_text())
+def client_of(spec: EngineLaunch, told: Told, clock: Clock) -> EngineClient:
+    """Of an engine that serves, by what its ready file tells."""
     address = parse_address(told["url"], "engine")
     client = EngineClient(spec.engine_id, address, clock, Access(admin_key=spec.token))
     client.bootstrap_port = told.get("disaggregation_bootstrap_port")
     return client
 
 
-async def launch(spec: EngineLaunch, clock: Clock) -> Engine:
-    """Starts the engine; raises EngineDead or EngineError, with nothing left running, where it can't serve."""
-    ready, command = command_of(spec)
+async def launch(spec: EngineLaunch, clock: Clock, cluster: Cluster | None = None) -> Engine:
+    """Starts the engine, here or where the cluster has a place for it; raises EngineDead or EngineError, with
+    nothing left running, where it can't serve."""
+    cluster = ThisMachine(clock) if cluster is None else cluster
+    place = Place(spec.engine_id, spec.ranks)
+    process, told = await cluster.start(place, partial(serve, spec), spec.start_deadline_s)
+    return Engine(process, client_of(spec, told, clock))
+
+
+async def serve(spec: EngineLaunch, host: str, clock: Clock) -> tuple[Process, Told]:
+    """Starts the engine on this machine and waits for it; what its ready file tells."""
+    ready, command = command_of(spec, host)
     ready.unlink(missing_ok=True)
     process = await ChildProcess.start(
         f"engine {spec.engine_id}",
         command,
-        child_environment(spec.threads, spec.environment),
+        child_environment(spec.threads, {TOKEN_VARIABLE: spec.token} if spec.token else {}),
         spec.folder / f"{spec.engine_id}.log",
         clock,
     )
     try:
         await _appears(process, ready, spec, clock)
-        client = client_of(spec, ready, clock)
+        return process, json.loads(ready.read_text())
     except BaseException:
         await process.stop(STOP_GRACE_S)
         raise
-    return Engine(process, client)
 
 
 def _told(ready: Path) -> int | None:

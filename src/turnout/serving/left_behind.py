@@ -59,7 +59,7 @@ async def taken_over(spec: EngineLaunch, clock: Clock) -> Engine | None:
     if _unowned(its) != _unowned(command):
         await _ended(process, "it was started with other options")
         return None
-    client = client_of(spec, ready, clock)
+    client = client_of(spec, json.loads(ready.read_text()), clock)
     try:
         await client.adopt(os.getpid(), ADOPT_S)
     except (EngineError, DeadlineExceeded) as fault:

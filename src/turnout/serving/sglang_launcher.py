@@ -1,9 +1,9 @@
 """Starts a stock SGLang server as a process tree of its own and waits until it generates.
 
 Promises: the engine is either generating when `launch_sglang` returns, or stopped and explained with the end of its
-log; it listens on loopback and nowhere else; none of its processes, sockets or segments in shared memory outlives
-`stop` or this process (turnout.placement.guard); a key reaches it by a private file, never by a command line.
-Checked against SGLang 0.5.23; see docs/sglang.md.
+log; it listens on loopback, in a cluster on its node's address there, and nowhere else; none of its processes,
+sockets or segments in shared memory outlives `stop` or this process (turnout.placement.guard); a key reaches it by
+a private file, never by a command line. Checked against SGLang 0.5.23; see docs/sglang.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from turnout.core.errors import (
@@ -28,6 +29,7 @@ from turnout.core.errors import (
     Fault,
 )
 from turnout.core.ports import Clock
+from turnout.placement.cluster import LOOPBACK, Cluster, Place, Process, ThisMachine, Told
 from turnout.placement.processes import ChildProcess, child_environment
 from turnout.placement.tasks import first
 from turnout.serving.access import Access
@@ -40,7 +42,6 @@ POLL_S = 0.5
 PROBE_S = 25.0  # /health_generate itself waits 20 s for a token
 STOP_GRACE_S = 20.0  # the guard kills at once; this is for a machine under load
 LOG_LINES = 12
-HOST = "127.0.0.1"
 FIND = "import importlib.util as u, sys; sys.exit(u.find_spec('sglang') is None)"
 FIND_DEADLINE_S = 60.0
 
@@ -69,6 +70,8 @@ class SglangLaunch:
     threads: int = 1
     arguments: Mapping[str, object] = field(default_factory=dict)
     key: str | None = None
+    ranks: int = 1
+    host: str = LOOPBACK
 
 
 class SglangEngine(Engine):
@@ -83,7 +86,7 @@ def server_arguments(spec: SglangLaunch, port: int) -> list[str]:
     """The words after `python -m sglang.launch_server`; the key isn't among them."""
     chosen: dict[str, object] = {
         "model-path": spec.model,
-        "host": HOST,
+        "host": spec.host,
         "port": port,
         "dtype": spec.dtype,
         "device": spec.device,
@@ -132,13 +135,30 @@ async def find_sglang(python: Path, clock: Clock) -> None:
         raise ConfigError(Fault("--sglang-python", str(python), "has no package sglang", remedy))
 
 
-async def launch_sglang(spec: SglangLaunch, clock: Clock) -> SglangEngine:
-    """Starts the server; raises ConfigError, EngineDead or EngineError, with nothing left running, where it
-    can't serve."""
+async def launch_sglang(spec: SglangLaunch, clock: Clock, cluster: Cluster | None = None) -> SglangEngine:
+    """Starts the server, here or where the cluster has a place for it; raises ConfigError, EngineDead or
+    EngineError, with nothing left running, where it can't serve."""
+    cluster = ThisMachine(clock) if cluster is None else cluster
+    place = Place(spec.engine_id, spec.ranks, gpus=spec.device == "cuda")
+    process, told = await cluster.start(place, partial(serve_sglang, spec), spec.start_deadline_s)
+    client = _client(replace(spec, host=told["host"]), told["port"], clock)
+    client.bootstrap_port = told["bootstrap"]
+    return SglangEngine(process, client)
+
+
+def _client(spec: SglangLaunch, port: int, clock: Clock) -> SglangClient:
+    client = SglangClient(spec.engine_id, Address(spec.host, port), clock, Access(admin_key=spec.key))
+    client.stock = stock_of(spec.dtype, spec.device)
+    return client
+
+
+async def serve_sglang(spec: SglangLaunch, host: str, clock: Clock) -> tuple[Process, Told]:
+    """Starts the server on this machine and waits for it; where it listens."""
     await find_sglang(spec.python, clock)
-    port, bootstrap = _free_port(), None
+    spec = replace(spec, host=host)
+    port, bootstrap = _free_port(host), None
     if spec.arguments.get("disaggregation-mode") == "prefill":
-        bootstrap = _free_port()
+        bootstrap = _free_port(host)
         spec = replace(spec, arguments={**spec.arguments, "disaggregation-bootstrap-port": bootstrap})
     temporary = Path(tempfile.mkdtemp(prefix="turnout-"))  # its path is short: sockets lie in it
     guard = (sys.executable, "-m", "turnout.placement.guard")
@@ -151,15 +171,15 @@ async def launch_sglang(spec: SglangLaunch, clock: Clock) -> SglangEngine:
     process = await ChildProcess.start(
         f"engine {spec.engine_id}", command, server_environment(spec), log, clock
     )
-    client = SglangClient(spec.engine_id, Address(HOST, port), clock, Access(admin_key=spec.key))
-    client.stock, client.bootstrap_port = stock_of(spec.dtype, spec.device), bootstrap
-    engine = SglangEngine(process, client)
+    client = _client(spec, port, clock)
     try:
         await _generates(process, client, spec, clock)
     except BaseException:
-        await engine.stop()
+        await process.stop(STOP_GRACE_S)
         raise
-    return engine
+    finally:
+        await client.close()
+    return process, {"host": host, "port": port, "bootstrap": bootstrap}
 
 
 async def _generates(process: ChildProcess, client: SglangClient, spec: SglangLaunch, clock: Clock) -> None:
@@ -203,8 +223,8 @@ def _key_file(spec: SglangLaunch, temporary: Path) -> list[str]:
     return ["--config", str(path)]
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     """A port that was free a moment ago; SGLang can't be handed a bound socket."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         return probe.getsockname()[1]

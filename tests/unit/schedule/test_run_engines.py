@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from turnout.serving.address import Address
 from turnout.serving.client import EngineClient
 from turnout.serving.launcher import Engine
 from turnout.serving.roster import EnginePlan, Program, WorkerType, sides
+from turnout.serving.sglang_launcher import SglangLaunch
 from turnout.weights.quorum import Sides
 
 PREFILL = EnginePlan("prefill-0", worker_type=WorkerType.PREFILL)
@@ -41,7 +43,7 @@ class Quick(RealClock):
 class Process:
     """One that ends when `end` is set, and stops at its first try where it does not hang."""
 
-    pid, hangs, stops = None, False, 0
+    pid, state, hangs, stops = None, "", False, 0
 
     def __init__(self) -> None:
         self.end = asyncio.Event()
@@ -208,7 +210,8 @@ def test_an_engine_stays_where_the_others_ended_while_it_left() -> None:
 
 def launched(plan: EnginePlan, external: Any = None) -> Any:
     run: Any = SimpleNamespace(config=SimpleNamespace(engine_start_timeout_s=1.0, update_weight_mode="full"),
-                               paths=SimpleNamespace(engines=None, weights=None), clock=RealClock())  # fmt: skip
+                               paths=SimpleNamespace(engines=None, weights=None), clock=RealClock(),
+                               token=None, cluster=None)  # fmt: skip
     inputs: Any = SimpleNamespace(model=None)
     return asyncio.run(incarnation.launched(run, inputs, external, plan))
 
@@ -223,7 +226,8 @@ def test_whatever_keeps_an_engine_from_starting_is_a_fault_of_that_engine(
         raise fault
 
     monkeypatch.setattr(incarnation, "launch_sglang", fails)
-    monkeypatch.setattr(incarnation.wiring, "sglang_launch", lambda *_: None)
+    server = SglangLaunch("engine-0", Path(), Path(), "float32", Path(), 1.0)
+    monkeypatch.setattr(incarnation.wiring, "sglang_launch", lambda *_: server)
     with pytest.raises(EngineError, match=r"engine engine-0 failed in phase start.*(No space|to say)"):
         launched(EnginePlan("engine-0", program=Program.SGLANG))
 

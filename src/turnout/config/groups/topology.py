@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from turnout.config.option import PATH, Options, option
 
@@ -39,4 +39,15 @@ class TopologyOptions(Options):
         False,
         "Trainer and engines share devices, instead of having each their own. Both keep their memory; leave room "
         "by the size of the engines' caches.",
+    )
+    cluster: Literal["local", "ray"] = option(
+        "local",
+        "Where the engines lie: processes of this machine, or a placement group of a Ray cluster with an actor "
+        "beside each engine (docs/guides/ray.md).",
+    )
+    ray_address: str | None = option(
+        None,
+        "Address of the Ray cluster.",
+        unset="the variable RAY_ADDRESS, else a cluster of this machine, which the run starts and ends",
+        pattern=r"^(auto|[^/\s]+:[0-9]+)$",
     )
