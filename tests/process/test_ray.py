@@ -1,0 +1,90 @@
+"""`--cluster ray` with a real Ray: engines on two nodes, one of which is lost, and what can't be placed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.held_reward import VARIABLE
+from tests.process.run_process import ROOT, TINY, ended, environment, gone_within, of_kind, start, wait_for
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'turnout[ray]'"
+)
+WORDS = ("--cluster", "ray", "--engine-threads", "1", "--no-plots", "--skip-eval-before-train")
+
+
+class Nodes:
+    """A cluster with so many CPUs on each node."""
+
+    def __init__(self, *cpus: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ray_nodes", *map(str, cpus)],
+            cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.address = self._line()
+
+    def do(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        assert self._line() == line
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    found = Nodes(1, 1)
+    yield found
+    found.end()
+
+
+def test_a_run_goes_on_over_the_loss_of_a_node(tmp_path: Path, nodes: Nodes) -> None:
+    """One engine on each node; the engine of the lost one comes again on a new node."""
+    run, go = tmp_path / "run", tmp_path / "go"
+    words = (*WORDS, "--ray-address", nodes.address, "--rollout-num-engines", "2", "--schedule", "async")
+    more = ("--num-rollout", "5", "--use-fault-tolerance", "--custom-rm-path", "tests.held_reward:held")
+    process = start("train", str(TINY), "--run-dir", str(run), *words, *more, **{VARIABLE: str(go)})
+    wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
+    nodes.do("remove 1")
+    [lost] = wait_for("the engine's death", lambda: of_kind(run, "EngineLost"), process)
+    assert "node" in lost["reason"]
+    nodes.do("add 1")
+    wait_for("its next life", lambda: len(of_kind(run, "EngineReady")) == 3, process)
+    go.touch()
+    status, _, err = ended(process)
+    assert status == 0, err
+    assert gone_within(run, 5) == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["audit"]["failed"] == 0 and summary["groups"]["lost"] == 0, summary
+    again = of_kind(run, "EngineReady")[-1]
+    assert again["engine"] == lost["engine"]
+    last = of_kind(run, "VersionPublished")[-1]["version"]
+    attested = {row["engine"] for row in of_kind(run, "VersionAttested") if row["version"] == last}
+    assert attested == {"engine-0", "engine-1"}
+
+
+def test_what_cannot_be_placed_is_refused_by_name(tmp_path: Path, nodes: Nodes) -> None:
+    words = (*WORDS, "--ray-address", nodes.address, "--rollout-num-engines", "3")
+    status, _, err = ended(
+        start(
+            "train", str(TINY), "--run-dir", str(tmp_path / "run"), *words, "--engine-start-timeout-s", "2"
+        )
+    )
+    assert status == 2, err
+    assert "placement group turnout-" in err and "asks for 3 x {CPU 1}" in err, err
+    assert err.count("{CPU 1}") >= 3 and gone_within(tmp_path / "run", 5) == []
