@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine: `python -m tests.ray_nodes CPUS...`, a number for each node.
 
-Prints its address on a line. Then each line of stdin is done and answered with a line: `remove N` kills all processes
-of a node at once, `add CPUS` makes one. The end of stdin ends the cluster. The first node is the head.
+Prints its address on a line. Then each line of stdin is done and answered with a line: `remove N` kills all
+processes of a node at once, `add CPUS` makes one. The end of stdin ends the cluster. The first node is the head.
 """
 
 from __future__ import annotations

@@ -81,9 +81,7 @@ def test_a_run_goes_on_over_the_loss_of_a_node(tmp_path: Path, nodes: Nodes) -> 
 def test_what_cannot_be_placed_is_refused_by_name(tmp_path: Path, nodes: Nodes) -> None:
     words = (*WORDS, "--ray-address", nodes.address, "--rollout-num-engines", "3")
     status, _, err = ended(
-        start(
-            "train", str(TINY), "--run-dir", str(tmp_path / "run"), *words, "--engine-start-timeout-s", "2"
-        )
+        start("train", str(TINY), "--run-dir", str(tmp_path / "run"), *words, "--engine-start-timeout-s", "2")
     )
     assert status == 2, err
     assert "placement group turnout-" in err and "asks for 3 x {CPU 1}" in err, err

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from tests.unit.rollout.parts import Log
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, WeightError
 from turnout.core.waits import Waits
+from turnout.placement.processes import STOPPED
 from turnout.placement.real import RealClock
 from turnout.schedule import incarnation
 from turnout.schedule.engine_changes import EngineChanges, Limits, Refused
@@ -262,17 +261,11 @@ def test_an_engine_that_is_probed_in_an_update_is_one_whose_process_stands_still
     world = World()  # no probe is answered: nothing listens there
 
     async def work() -> None:
-        process = subprocess.Popen(["sleep", "60"])
-        world.processes["engine-0"].pid = process.pid
-        try:
-            if stopped:
-                process.send_signal(signal.SIGSTOP)
-                await world.until(lambda: world.lost == ["engine-0"])
-            else:
-                await asyncio.sleep(0.5)  # some fifty probes' time
-        finally:
-            process.kill()
-            process.wait()
+        if stopped:
+            world.processes["engine-0"].state = STOPPED
+            await world.until(lambda: world.lost == ["engine-0"])
+        else:
+            await asyncio.sleep(0.5)  # some fifty probes' time
 
     plans = [EnginePlan("engine-0"), EnginePlan("engine-1")]
     world.run(plans, work(), probes=Probes(1.0, 1.0), changing=True)
