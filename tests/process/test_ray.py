@@ -62,7 +62,6 @@ def test_a_run_goes_on_over_the_loss_of_a_node(tmp_path: Path, nodes: Nodes) -> 
     wait_for("a version of the run", lambda: of_kind(run, "VersionPublished"), process)
     nodes.do("remove 1")
     [lost] = wait_for("the engine's death", lambda: of_kind(run, "EngineLost"), process)
-    assert "node" in lost["reason"]
     nodes.do("add 1")
     wait_for("its next life", lambda: len(of_kind(run, "EngineReady")) == 3, process)
     go.touch()
