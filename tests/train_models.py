@@ -20,11 +20,11 @@ KINDS = ("llama", "qwen3", "qwen3_moe")
 
 
 def make_model(
-    folder: Path, kind: str = "llama", tied: bool = True, seed: int = 0, dtype=torch.float32
+    folder: Path, kind: str = "llama", tied: bool = True, seed: int = 0, dtype=torch.float32, words=VOCABULARY
 ) -> Path:
     torch.manual_seed(seed)
     common = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "vocab_size": words, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 4096,
         "tie_word_embeddings": tied, "initializer_range": 0.15,
     }  # fmt: skip

@@ -92,10 +92,10 @@ def _mlp_forward(module: Any, x: Tensor) -> Tensor:
     return module.down_proj(silu_gate(module.gate_proj(x), module.up_proj(x)))
 
 
-def fuse(model: torch.nn.Module) -> int:
-    """Gives the norms and gated MLPs of a bf16 CPU model their one-pass forms; returns how many it changed."""
-    first = next(model.parameters())
-    if library() is None or first.dtype != torch.bfloat16 or first.device.type != "cpu":
+def fuse(model: torch.nn.Module, dtype: torch.dtype) -> int:
+    """Gives the norms and gated MLPs of a CPU model that computes in bf16 their one-pass forms; returns how many it
+    changed."""
+    if library() is None or dtype != torch.bfloat16 or next(model.parameters()).device.type != "cpu":
         return 0
     changed = 0
     for module in model.modules():

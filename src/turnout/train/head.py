@@ -3,7 +3,8 @@
 Rows go through in chunks, the vocabulary in blocks, with a running maximum and sum (an online softmax), so
 only [chunk, block] logits exist; backward computes each block of logits again. Matrix products are in the
 compute dtype, everything between them in fp32. The weight's gradient goes to a `GradientSlot` in fp32 where
-one is given, so that no second [vocabulary, hidden] tensor is made.
+one is given, so that no second [vocabulary, hidden] tensor is made. Where ranks hold parts of the vocabulary,
+each goes through its own words; what crosses ranks is [M] forward and [M, H] backward.
 
 Legend: M tokens, H hidden, V vocabulary, c rows of a chunk, b words of a block.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from turnout.train.parameters import GradientSlot
@@ -22,12 +24,26 @@ VOCABULARY_BLOCK = 4096
 
 
 @dataclass(frozen=True)
+class VocabularyPart:
+    """The words of this rank begin at `first`; `group` are the ranks that hold the whole vocabulary together."""
+
+    first: int
+    group: dist.ProcessGroup
+
+
+@dataclass(frozen=True)
 class HeadOptions:
-    """`temperature` divides the logits; `chunk` bounds the rows at once; `entropy` False returns zeros."""
+    """`temperature` divides the logits; `chunk` bounds the rows at once; `entropy` False returns zeros. `part` is
+    None where this process has the whole vocabulary."""
 
     temperature: float = 1.0
     chunk: int = 512
     entropy: bool = True
+    part: VocabularyPart | None = None
+
+    @property
+    def first(self) -> int:
+        return 0 if self.part is None else self.part.first
 
 
 class _Block:
@@ -49,8 +65,9 @@ class _Block:
 
 def _forward_chunk(
     hidden_cH: Tensor, weight: Tensor, targets_c: Tensor, options: HeadOptions, block: _Block
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, entropies and log-sums of one chunk, fp32 [c]."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of one chunk, fp32 [c]: the highest logit, the sum of exp(logit - highest), the sum of exp(logit - highest)
+    (logit - highest) (0 without entropy), and the target's logit (0 where the target is another rank's word)."""
     rows, words = hidden_cH.shape[0], weight.shape[0]
     peak = torch.full((rows,), float("-inf"), device=hidden_cH.device)
     total = torch.zeros(rows, device=hidden_cH.device)
@@ -59,7 +76,7 @@ def _forward_chunk(
     for start in range(0, words, VOCABULARY_BLOCK):
         part = weight[start : start + VOCABULARY_BLOCK]
         z = block.logits(hidden_cH, part, options.temperature)
-        local = targets_c - start
+        local = targets_c - options.first - start
         inside = (local >= 0) & (local < part.shape[0])
         picked = z.gather(1, local.clamp(0, part.shape[0] - 1)[:, None])[:, 0]
         chosen = torch.where(inside, picked, chosen)
@@ -74,9 +91,19 @@ def _forward_chunk(
             e = z.exp_()
         total = total * old + e.sum(1)
         peak = higher
-    lse = peak + total.log()
-    entropy = total.log() - moment / total if options.entropy else moment
-    return chosen - lse, entropy, lse
+    return peak, total, moment, chosen
+
+
+def _over_ranks(columns: tuple[Tensor, ...], part: VocabularyPart) -> tuple[Tensor, ...]:
+    """The same four over the words of all ranks: their sums, shifted to the highest logit of all."""
+    peak, total, moment, chosen = columns
+    highest = peak.clone()
+    dist.all_reduce(highest, dist.ReduceOp.MAX, part.group)
+    shift = peak - highest
+    scale = shift.exp()
+    sums = torch.stack((scale * total, scale * (moment + shift * total), chosen))
+    dist.all_reduce(sums, group=part.group)
+    return highest, *sums
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -94,11 +121,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
             _forward_chunk(h, weight, t, options, block)
             for h, t in zip(hidden.split(options.chunk), targets.split(options.chunk))
         ]
-        logprobs, entropy, lse = (torch.cat(column) for column in zip(*parts))
+        columns = tuple(torch.cat(column) for column in zip(*parts))
+        if options.part is not None:
+            columns = _over_ranks(columns, options.part)
+        peak, total, moment, chosen = columns
+        lse = peak + total.log()
+        entropy = total.log() - moment / total if options.entropy else moment
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.options = options
         ctx.set_materialize_grads(False)  # None tells that nothing trains on the entropy
-        return logprobs, entropy
+        return chosen - lse, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -123,7 +155,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     p = torch.exp(z, out=block.exp[: z.numel()].view(z.shape))
                     z.add_(entropy[rows, None]).mul_(of_entropy[rows, None]).add_(scaled[rows, None])
                     d = z.mul_(p).neg_()
-                local = targets[rows] - start
+                local = targets[rows] - options.first - start
                 inside = (local >= 0) & (local < part.shape[0])
                 at = local.clamp(0, part.shape[0] - 1)[:, None]
                 d.scatter_add_(1, at, torch.where(inside, scaled[rows], 0.0)[:, None])
@@ -132,6 +164,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad = torch.mm(narrow.t(), hidden[rows])
                 target = slot.buffer[start : start + VOCABULARY_BLOCK]
                 target.copy_(grad) if fresh else target.add_(grad)
+            if options.part is not None:
+                dist.all_reduce(wide, group=options.part.group)
             d_hidden[rows] = wide.to(hidden.dtype)
         d_weight = None if ctx.slot is not None else slot.buffer.to(weight.dtype)
         return d_hidden, d_weight, None, None
@@ -145,8 +179,9 @@ def chunked_logprobs(
     slot: GradientSlot | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(log-softmax(hidden @ weight.T / temperature)[target], entropy), both fp32 [M] with gradient (the
-    entropy where options.entropy). With a slot, the weight's gradient is added there and autograd is given none."""
+    entropy where options.entropy). With a slot, the weight's gradient is added there and autograd is given none.
+    Without any token the weight has a gradient all the same, zero: ranks that share it expect one of each."""
     if hidden_MH.shape[0] == 0:
-        zero = hidden_MH.float().sum(1)
+        zero = (hidden_MH @ weight_VH[:1].t()).float().sum(1)
         return zero, zero
     return _ChunkedLogprobs.apply(hidden_MH, weight_VH, targets_M, (options, slot))  # pyright: ignore[reportReturnType]

@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.train.backend import GivenBack, StepReport
-from turnout.train.checkpoint import load_state, save_state
+from turnout.train.checkpoint import read_state, save_state
 from turnout.train.critic import Critic
 from turnout.train.export import export_tensors, plan_export
 from turnout.train.fused import fuse
@@ -22,8 +20,9 @@ from turnout.train.head import HeadOptions
 from turnout.train.model import DTYPES, CausalModel, freeze, load_causal_model
 from turnout.train.offload import Offload
 from turnout.train.parameters import AdamW, FlatParameters
+from turnout.train.pieces import Piece
 from turnout.train.settings import TrainerSettings
-from turnout.train.step import Floats, Parts, TrainStep
+from turnout.train.step import Floats, Parts, TrainStep, prepare_torch
 from turnout.weights.tensors import HostTensor
 
 
@@ -41,7 +40,7 @@ class LocalBackend(TrainStep):
         self._entries = plan_export(settings.checkpoint, named, model.tied_head)
         self._flat = FlatParameters(named.items(), dtype)
         model.slots = self._flat.slots
-        fuse(model.module)
+        fuse(model.module, dtype)
         reference: CausalModel | None = None
         if settings.reference is not None:
             reference = freeze(load_causal_model(settings.reference, options, False), dtype)
@@ -67,11 +66,15 @@ class LocalBackend(TrainStep):
         self._settle()
 
     def save(self, folder: Path) -> None:
-        save_state(folder, self._flats, self.counters)
+        save_state(folder, self._pieces(), self.counters)
         self._settle()
 
     def load(self, folder: Path) -> None:
-        self.counters = load_state(folder, self._flats)
+        saved = read_state(folder, {piece.name: piece.whole for piece in self._pieces()})
+        saved.copy_into(self._pieces())
+        for flat in self._flats.values():
+            flat.restored()
+        self.counters = saved.counters
         self._settle()
 
     def offload(self) -> GivenBack:
@@ -91,12 +94,8 @@ class LocalBackend(TrainStep):
 
     @property
     def _flats(self) -> dict[str, FlatParameters]:
-        """The parameters of every model that trains, by what the names of its files begin with."""
+        """The parameters of every model that trains, by what their names begin with in a checkpoint."""
         return {"": self._flat} | ({} if self._critic is None else {"critic_": self._critic.flat})
 
-
-def prepare_torch(settings: TrainerSettings) -> None:
-    """Sets thread count, seed and, where asked, deterministic algorithms, for the whole process."""
-    torch.set_num_threads(settings.threads)
-    torch.manual_seed(settings.seed)
-    torch.use_deterministic_algorithms(settings.deterministic)
+    def _pieces(self) -> list[Piece]:
+        return [piece for prefix, flat in self._flats.items() for piece in flat.pieces(prefix)]

@@ -70,9 +70,16 @@ class CausalModel:
         self.module: Any = module
         self.options = options
         self.slots: dict[str, GradientSlot] = {}
-        self.embedding: torch.nn.Parameter = self.module.get_input_embeddings().weight
-        self.head: torch.nn.Parameter = self.module.get_output_embeddings().weight
         self._names = {id(p): name for name, p in module.named_parameters()}
+
+    @property
+    def embedding(self) -> torch.nn.Parameter:
+        return self.module.get_input_embeddings().weight
+
+    @property
+    def head(self) -> torch.nn.Parameter:
+        """The embedding where the head was dropped."""
+        return getattr(self.module.get_output_embeddings(), "weight", self.embedding)
 
     @property
     def device(self) -> torch.device:
@@ -86,14 +93,16 @@ class CausalModel:
     def drop_head(self) -> None:
         """For a model that is only asked for hidden states: an output head of its own takes no memory."""
         self.module.set_output_embeddings(torch.nn.Identity())
-        self.head = self.embedding
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[T, H]"""
+        if torch.is_grad_enabled() and self.slots:
+            return _SparseEmbedding.apply(self.embedding, ids, self._slot(self.embedding))  # pyright: ignore[reportReturnType]
+        return F.embedding(ids, self.embedding)
 
     def hidden(self, rows: DeviceRows) -> Tensor:
         """Last hidden states [M, H] of the head's tokens. Differentiable where gradients are on."""
-        if torch.is_grad_enabled() and self.slots:
-            embedded = _SparseEmbedding.apply(self.embedding, rows.ids, self._slot(self.embedding))
-        else:
-            embedded = F.embedding(rows.ids, self.embedding)
+        embedded = self.embed(rows.ids)
         out = self.module.get_decoder()(
             inputs_embeds=embedded[None],
             position_ids=rows.positions[None],
@@ -117,7 +126,7 @@ def load_causal_model(folder: Path, options: HeadOptions, gradient_checkpointing
 
     Raises ModelError where the folder holds no model that this trainer can run exactly.
     """
-    config = _config(folder)
+    config = read_config(folder)
     disable_progress_bar()
     module: Any = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation=attention.NAME, local_files_only=True
@@ -132,7 +141,8 @@ def load_causal_model(folder: Path, options: HeadOptions, gradient_checkpointing
     return CausalModel(module, options)
 
 
-def _config(folder: Path) -> PretrainedConfig:
+def read_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a model that this trainer can run exactly; ModelError for any other."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as fault:
@@ -159,5 +169,5 @@ def freeze(model: CausalModel, dtype: torch.dtype) -> CausalModel:
     for parameter in model.module.parameters():
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(dtype)
-    fuse(model.module)
+    fuse(model.module, dtype)
     return model

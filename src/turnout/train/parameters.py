@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from turnout.core.errors import InvariantBroken
+from turnout.train.pieces import Piece
 from turnout.train.settings import OptimizerSettings
 
 _ALIGN = 64  # elements: every parameter starts on a cache line in each dtype
@@ -107,6 +108,17 @@ class FlatParameters:
         """One view per parameter, in the order of `names`."""
         for start, shape in zip(self._starts, self.shapes):
             yield flat[start : start + math.prod(shape)].view(shape)
+
+    def pieces(self, prefix: str = "") -> Iterator[Piece]:
+        """Every parameter whole, with its state, for a checkpoint; `prefix` comes before the names."""
+        columns = zip(*(self.views(buffer) for buffer in self.state.values()))
+        for name, shape, views in zip(self.names, self.shapes, columns):
+            yield Piece(prefix + name, shape, (0,) * len(shape), shape, dict(zip(self.state, views)))
+
+    def restored(self) -> None:
+        """The state was replaced from outside."""
+        self.refresh_compute()
+        self.discard_gradients()
 
     def refresh_compute(self) -> None:
         """Copies the masters to the compute parameters, where these are there."""

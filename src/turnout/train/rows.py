@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.types import TrainSample
-from turnout.train.packing import Block, MicroBatch, SampleShape, attention_blocks, plan_micro_batches
+from turnout.train.packing import Block, MicroBatch, SampleShape, Span, attention_blocks, plan_micro_batches
 
 Ints = NDArray[np.int64]
 
@@ -47,7 +47,11 @@ def plan_of(samples: Sequence[TrainSample], chosen: Sequence[int], max_tokens: i
 
 
 def rows_of(micro: MicroBatch, samples: Sequence[TrainSample], masked_too: bool) -> Rows:
-    """The arrays of a micro-batch. Masked response tokens go through the head only where `masked_too`."""
+    """The arrays of a micro-batch. Masked response tokens go through the head only where `masked_too`. A
+    micro-batch without units is one row that nothing is asked of: the model runs, as it does on other ranks."""
+    if not micro.units:
+        none, one = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        return Rows(one, one, none, none, none, none, (Block(Span(0, 1), (), (1,)),))
     ids: list[int] = []
     positions: list[Ints] = []
     parts: list[tuple[Ints, Ints, int, Ints]] = []

@@ -328,3 +328,10 @@ class TrainStep:
         self._steps.restore(counters.optimizer_steps, counters.nonfinite_in_a_row)
         if self._critic is not None:
             self._critic.steps.restore(counters.critic_steps, counters.critic_nonfinite_in_a_row)
+
+
+def prepare_torch(settings: TrainerSettings) -> None:
+    """Sets thread count, seed and, where asked, deterministic algorithms, for the whole process."""
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    torch.use_deterministic_algorithms(settings.deterministic)

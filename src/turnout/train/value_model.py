@@ -34,7 +34,7 @@ class ValueModel:
         torch.nn.init.zeros_(self.head.bias)
         self.flat = FlatParameters(self._named(), dtype)
         self._body.slots = self.flat.slots
-        fuse(self._body.module)
+        fuse(self._body.module, dtype)
 
     @property
     def device(self) -> torch.device:

@@ -77,5 +77,8 @@ def test_a_bf16_model_with_and_without_them_gives_the_same_log_probs(tmp_path, k
 def test_only_bf16_models_are_changed(tmp_path):
     folder = make_model(tmp_path, "qwen3")
     norms = 2 * 4 + 1
-    assert fused.fuse(LocalBackend(settings_for(folder, dtype="bfloat16"))._model.module) == norms + 2
-    assert fused.fuse(LocalBackend(settings_for(folder))._model.module) == 0
+    assert (
+        fused.fuse(LocalBackend(settings_for(folder, dtype="bfloat16"))._model.module, torch.bfloat16)
+        == norms + 2
+    )
+    assert fused.fuse(LocalBackend(settings_for(folder))._model.module, torch.float32) == 0

@@ -1,0 +1,93 @@
+"""The trainer of one of several ranks: the train step of turnout.train.step on this rank's part of the parameters.
+
+Every rank makes the same call with the same arguments at the same time; what is its own part of a batch follows
+from its rank. The process group is there before, and its timeout is the deadline of every collective call.
+
+Promises: those of turnout.train.step, with the same report on every rank (but for its seconds); any number of ranks
+loads what any other saved, LocalBackend included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from turnout.core.errors import Fault, ModelError
+from turnout.train.checkpoint import read_state, save_state
+from turnout.train.export import export_tensors, plan_export
+from turnout.train.fused import fuse
+from turnout.train.head import HeadOptions
+from turnout.train.model import DTYPES, freeze, load_causal_model, read_config
+from turnout.train.settings import TrainerSettings
+from turnout.train.sharded_model import Mesh, ShardedModel, check_split
+from turnout.train.sharded_parameters import ShardedAdamW
+from turnout.train.step import Parts, TrainStep, prepare_torch
+from turnout.weights.tensors import HostTensor
+
+
+class ShardedBackend(TrainStep):
+    """Implements TrainBackend on one rank. Only rank 0 is given tensors by `export`; the others exhaust it too."""
+
+    def __init__(self, settings: TrainerSettings, now: Callable[[], float] = time.perf_counter) -> None:
+        """Loads checkpoint and reference and keeps this rank's part. Raises ConfigError where the model cannot be
+        split by the sizes asked for."""
+        prepare_torch(settings)
+        check_split(read_config(settings.checkpoint), settings)
+        mesh = Mesh.of(settings.tensor_parallel)
+        dtype = DTYPES[settings.dtype]
+        options = HeadOptions(settings.temperature, settings.head_chunk_tokens)
+        whole = load_causal_model(settings.checkpoint, options, settings.gradient_checkpointing)
+        named = dict(whole.module.named_parameters())
+        self._entries = plan_export(settings.checkpoint, named, whole.tied_head)
+        fuse(whole.module, dtype)
+        self._sharded = ShardedModel(whole, mesh, dtype)
+        self._adamw = ShardedAdamW(self._sharded, settings.optimizer)
+        self._dtype = dtype
+        reference = None
+        if settings.reference is not None:
+            frozen = freeze(load_causal_model(settings.reference, options, False), dtype)
+            reference = ShardedModel(frozen, mesh, dtype)
+        super().__init__(settings, Parts(self._sharded, self._adamw, reference, mesh), now)
+
+    def export(self) -> Iterator[HostTensor]:
+        """As TrainBackend's on rank 0, one tensor gathered at a time; on other ranks nothing is given, and going
+        through it takes part in the gathering."""
+        kept: dict[str, Tensor | None] = {}
+        for entry in self._entries:
+            if entry.parameter not in kept:
+                if (
+                    len(kept) > 1
+                ):  # two at once: fused experts lie in two parameters, and are asked for in turn
+                    del kept[next(iter(kept))]
+                kept[entry.parameter] = self._adamw.gather(entry.parameter, self._dtype)
+            whole = kept[entry.parameter]
+            if whole is not None:
+                yield from export_tensors([entry], {entry.parameter: whole})
+
+    def save(self, folder: Path) -> None:
+        """Writes this rank's part: every rank into the same folder."""
+        pieces = self._adamw.pieces()
+        save_state(folder, pieces, self.counters, dist.get_rank(), dist.get_world_size())
+
+    def load(self, folder: Path) -> None:
+        """As TrainBackend's; where one rank finds a fault no rank changes anything, and all raise."""
+        fault: ModelError | None = None
+        saved = None
+        try:
+            saved = read_state(folder, self._sharded.shapes)
+        except ModelError as found:
+            fault = found
+        faulty = torch.tensor(float(fault is not None), device=self._model.device)
+        dist.all_reduce(faulty)
+        if fault is not None:
+            raise fault
+        if saved is None or faulty > 0:
+            raise ModelError(Fault(str(folder), "", f"{int(faulty)} of the trainer's ranks cannot read it"))
+        saved.copy_into(self._adamw.pieces())
+        self._adamw.discard()
+        self.counters = saved.counters

@@ -1,0 +1,238 @@
+"""One model over ranks: FSDP2 over the data-parallel dimension of a device mesh, tensor parallel over the other.
+
+Tensor parallel: heads and the inner width of the MLPs (Shoeybi et al. 2019, arXiv 1909.08053) by DTensor, embedding
+and head by words (turnout.train.head); norms are computed on every rank. Experts are whole on every
+tensor-parallel rank.
+
+Promises: parameters keep their HF names; masters, and gradients over ranks, are fp32 whatever the compute dtype;
+gradients are sums over ranks, not means; a size that the model cannot be split by is refused before anything is
+loaded, with those that divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import Parameter
+from torch.nn import functional as F
+from transformers import PretrainedConfig
+
+from turnout.core.errors import ConfigError, Fault
+from turnout.train.balance import Wide, plan_ranks
+from turnout.train.head import VocabularyPart, chunked_logprobs
+from turnout.train.model import CausalModel, DeviceRows
+from turnout.train.packing import MicroBatch, SampleShape
+from turnout.train.settings import TrainerSettings
+
+WITHIN_HEADS = ("q_norm.weight", "k_norm.weight")  # each rank has the gradient of its own heads only
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process's place among the ranks; implements World. Ranks that differ only in "tp" have the same
+    samples."""
+
+    device: DeviceMesh
+
+    @staticmethod
+    def of(tensor_parallel: int) -> Mesh:
+        """Collective. The process group must be there; neighbouring ranks are tensor parallel."""
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        sizes = (dist.get_world_size() // tensor_parallel, tensor_parallel)
+        return Mesh(init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp")))
+
+    @property
+    def data(self) -> DeviceMesh:
+        return self.device["dp"]
+
+    @property
+    def tensor(self) -> DeviceMesh:
+        return self.device["tp"]
+
+    @property
+    def coordinates(self) -> tuple[int, int]:
+        """(data-parallel, tensor-parallel) rank of this process."""
+        return self.data.get_local_rank(), self.tensor.get_local_rank()
+
+    def rank_of(self, data: int, tensor: int) -> int:
+        return data * self.tensor.size() + tensor
+
+    def plan(self, shapes: Sequence[SampleShape], max_tokens: int) -> tuple[MicroBatch, ...]:
+        plans = plan_ranks(shapes, max_tokens, self.data.size())
+        return plans[self.data.get_local_rank()]
+
+    def sum(self, values: Wide) -> Wide:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Wide) -> Wide:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Wide, how: dist.ReduceOp.RedOpType) -> Wide:
+        """Over all ranks, the first of each tensor-parallel row speaking for it: all take the same decisions."""
+        mine = torch.from_numpy(values).to(self.device.device_type, copy=True)
+        if how == dist.ReduceOp.SUM and self.tensor.get_local_rank() > 0:
+            mine.zero_()
+        dist.all_reduce(mine, how)
+        return mine.cpu().numpy()
+
+
+def check_split(config: PretrainedConfig, settings: TrainerSettings) -> None:
+    """Raises ConfigError with everything of the model that is not a multiple of the tensor-parallel size, and for
+    what only one process does."""
+    tensor_parallel = settings.tensor_parallel
+    counts = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": config.num_key_value_heads,
+        "inner width of the MLP": config.intermediate_size,
+        "vocabulary": config.vocab_size,
+    }
+    if config.model_type == "qwen3_moe":
+        del counts["inner width of the MLP"]
+    allowed = [n for n in range(1, 65) if all(count % n == 0 for count in counts.values())]
+    faults = [
+        Fault(
+            "--tensor-model-parallel-size",
+            str(tensor_parallel),
+            f"the model's {what}, {count}, cannot be split by it",
+            f"one of {', '.join(map(str, allowed))}",
+        )
+        for what, count in counts.items()
+        if count % tensor_parallel
+    ]
+    alone = {"a critic": settings.critic is not None, "--offload-train": settings.offload is not None}
+    for what, asked in alone.items():
+        if asked:
+            faults.append(Fault("trainer devices", str(settings.ranks), f"{what} needs one trainer device"))
+    if settings.expert_parallel > 1:
+        reason = "experts are not split over ranks: each has them whole, sharded by FSDP"
+        faults.append(
+            Fault("--expert-model-parallel-size", str(settings.expert_parallel), reason, "set it to 1")
+        )
+    if faults:
+        raise ConfigError(faults)
+
+
+class _Root(torch.nn.Module):
+    """What FSDP gathers as one: embedding, final norm and head, around the layers."""
+
+    def __init__(self, model: ShardedModel) -> None:
+        super().__init__()
+        self.module = model.module
+        self._run = model.run
+
+    def forward(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
+        return self._run(rows)
+
+
+class ShardedModel(CausalModel):
+    """A CausalModel whose parameters lie in parts on the ranks of a mesh."""
+
+    def __init__(self, model: CausalModel, mesh: Mesh, dtype: torch.dtype) -> None:
+        """Takes the whole model, the same on every rank, and keeps this rank's part."""
+        tied = model.tied_head is not None
+        options = model.options
+        self.mesh = mesh
+        self.shapes = {name: tuple(p.shape) for name, p in model.module.named_parameters()}
+        if mesh.tensor.size() > 1:
+            words = model.head.shape[0] // mesh.tensor.size()
+            part = VocabularyPart(words * mesh.tensor.get_local_rank(), mesh.tensor.get_group())
+            options = replace(options, part=part)
+            _split_layers(model.module, mesh.tensor)
+            _split_words(model.module, mesh.tensor, tied)
+        super().__init__(model.module, options)
+        self._root = _Root(self)
+        _shard(self._root, self.module.get_decoder().layers, mesh.data, dtype)
+
+    def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
+        return self._root(rows)
+
+    def run(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
+        """As `logprobs`, once the root's parameters are gathered."""
+        return chunked_logprobs(self.hidden(rows), _local(self.head), rows.targets, self.options)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        embedded = _Embedding.apply(_local(self.embedding), ids - self.options.first)
+        if self.options.part is None:
+            return embedded  # pyright: ignore[reportReturnType]
+        parts = DTensor.from_local(embedded, self.mesh.tensor, [Partial()], run_check=False)
+        return parts.redistribute(placements=[Replicate()]).to_local()
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+class _Embedding(torch.autograd.Function):
+    """Rows of the embedding, zero for words of other ranks; the gradient of a word is added up in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
+        inside = (ids >= 0) & (ids < weight.shape[0])
+        ids = torch.where(inside, ids, 0)
+        ctx.save_for_backward(ids, inside)
+        ctx.like = weight.shape, weight.dtype
+        return F.embedding(ids, weight).masked_fill_(~inside[:, None], 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ids, inside = ctx.saved_tensors
+        shape, dtype = ctx.like
+        total = torch.zeros(shape, device=ids.device)
+        total.index_add_(0, ids, grads[0].float().masked_fill_(~inside[:, None], 0.0))
+        return total.to(dtype), None
+
+
+def _split_layers(module: Any, mesh: DeviceMesh) -> None:
+    """Heads of the attention and columns of the MLP; a layer's input is on all ranks, so is its output."""
+    styles: dict[str, ParallelStyle] = {
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Replicate()},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
+        ),
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(),
+    }
+    mlp: dict[str, ParallelStyle] = {
+        # one DTensor for both products: their gradients are added before they cross ranks
+        "mlp": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate()),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
+    for layer in module.get_decoder().layers:
+        parallelize_module(layer, mesh, styles | (mlp if hasattr(layer.mlp, "gate_proj") else {}))
+
+
+def _split_words(module: Any, mesh: DeviceMesh, tied: bool) -> None:
+    ends = [module.get_input_embeddings(), module.get_output_embeddings()]
+    for end in ends[:1] if tied else ends:
+        split = distribute_tensor(end.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+        end.weight = Parameter(split, requires_grad=end.weight.requires_grad)
+    if tied:
+        ends[1].weight = ends[0].weight
+
+
+def _shard(root: torch.nn.Module, layers: Any, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    for module in (*layers, root):
+        # The root as well: else a forward without backward leaves it gathered, and the next one sees old weights.
+        sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,164 @@
+"""The optimizer over this rank's part of the parameters: fp32 masters, gradients and moments, AdamW.
+
+Promises: every element of the model is stepped by exactly the ranks that hold it, all with the same gradient norm,
+which counts every element once; what several ranks hold stays equal on them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import Parameter
+
+from turnout.core.errors import InvariantBroken
+from turnout.train.pieces import Piece
+from turnout.train.settings import OptimizerSettings
+from turnout.train.sharded_model import WITHIN_HEADS, ShardedModel
+
+
+class ShardedAdamW:
+    """torch's AdamW, fused, over the local parts. Implements turnout.train.step.Optimizer."""
+
+    def __init__(self, model: ShardedModel, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self._model = model
+        self.parameters: dict[str, Parameter] = dict(model.module.named_parameters())
+        self._masters = {name: Parameter(_local(p)) for name, p in self.parameters.items()}
+        groups = [
+            {"params": [m for n, m in self._masters.items() if (self.parameters[n].dim() >= 2) == matrix],
+             "weight_decay": settings.weight_decay if matrix else 0.0}
+            for matrix in (True, False)
+        ]  # fmt: skip
+        self._torch = torch.optim.AdamW(
+            groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
+        )
+        for master in self._masters.values():
+            zeros = {kind: torch.zeros_like(master.data) for kind in ("exp_avg", "exp_avg_sq")}
+            self._torch.state[master] = {"step": torch.zeros((), device=master.device), **zeros}
+        self._steps = 0
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self._steps = count
+        for state in self._torch.state.values():
+            state["step"].fill_(count)
+
+    def gradient_norm(self) -> float:
+        """Global L2 norm over all elements of the model. Collective."""
+        for name, master in self._masters.items():
+            grad = self.parameters[name].grad
+            master.grad = torch.zeros_like(master.data) if grad is None else _local(grad)
+        self._add_over_heads()
+        own = [m.grad for n, m in self._masters.items() if self._speaks_for(n) and m.grad is not None]
+        norms = torch.stack([torch.linalg.vector_norm(grad) for grad in own]).double()
+        square = (norms**2).sum()
+        dist.all_reduce(square)
+        return float(square.sqrt())
+
+    def _add_over_heads(self) -> None:
+        """Weights that every rank applies to its own heads: their gradient is the sum over those ranks."""
+        if self._model.mesh.tensor.size() == 1:
+            return
+        grads = [m.grad for n, m in self._masters.items() if n.endswith(WITHIN_HEADS) and m.grad is not None]
+        if grads:
+            flat = torch.cat(grads)
+            dist.all_reduce(flat, group=self._model.mesh.tensor.get_group())
+            for grad, total in zip(grads, flat.split([len(grad) for grad in grads])):
+                grad.copy_(total)
+
+    def _speaks_for(self, name: str) -> bool:
+        """Whether this rank counts and saves its part: others of its tensor-parallel row may hold the same."""
+        return _split_dim(self.parameters[name]) is not None or self._model.mesh.tensor.get_local_rank() == 0
+
+    def step(self, lr: float, norm: float) -> None:
+        limit = self.settings.clip_grad
+        if limit > 0 and norm > limit:
+            for master in self._masters.values():
+                if master.grad is not None:
+                    master.grad.mul_(limit / norm)
+        for group in self._torch.param_groups:
+            group["lr"] = lr
+        self._torch.step()
+        self._steps += 1
+        self.discard()
+
+    def discard(self) -> None:
+        for name, master in self._masters.items():
+            self.parameters[name].grad = master.grad = None
+
+    def gather(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """The whole parameter in `dtype` on rank 0, None elsewhere. Collective."""
+        mesh, split = self._model.mesh, _split_dim(self.parameters[name])
+        part = self._masters[name].data.to(dtype).contiguous()
+        if dist.get_rank() > 0:
+            if part.numel() and self._speaks_for(name):
+                dist.send(part, 0)
+            return None
+        whole = torch.empty(self._model.shapes[name], dtype=dtype, device=part.device)
+        for data in range(mesh.data.size()):
+            for tensor in range(mesh.tensor.size() if split is not None else 1):
+                start, shape = self._place(name, data, tensor)
+                target = whole[tuple(slice(at, at + size) for at, size in zip(start, shape))]
+                if data == tensor == 0:
+                    target.copy_(part)
+                elif target.numel():
+                    received = torch.empty(shape, dtype=dtype, device=part.device)
+                    dist.recv(received, mesh.rank_of(data, tensor))
+                    target.copy_(received)
+        return whole
+
+    def _place(self, name: str, data: int, tensor: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        mesh, split = self._model.mesh, _split_dim(self.parameters[name])
+        sizes = (data, mesh.data.size()), (tensor, mesh.tensor.size())
+        return place(self._model.shapes[name], split, *sizes)
+
+    def pieces(self) -> list[Piece]:
+        """This rank's part of every parameter, with its master and moments."""
+        mesh, pieces = self._model.mesh, list[Piece]()
+        for name, master in self._masters.items():
+            whole = self._model.shapes[name]
+            start, shape = self._place(name, *mesh.coordinates)
+            if shape != tuple(master.shape):
+                raise InvariantBroken(f"{name}: this rank holds {tuple(master.shape)}, planned was {shape}")
+            state = self._torch.state[master]
+            tensors = {"master": master.data, **{kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}}
+            pieces.append(Piece(name, whole, start, shape, tensors, self._speaks_for(name)))
+        return pieces
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part, sharing its memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _split_dim(parameter: Tensor) -> int | None:
+    """The dimension that tensor parallelism splits, None where every rank of a row has the same part."""
+    if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 2:
+        placement = parameter.placements[1]
+        return placement.dim if isinstance(placement, Shard) else None
+    return None
+
+
+def place(
+    whole: tuple[int, ...], split: int | None, data: tuple[int, int], tensor: tuple[int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(start, shape) of the part of one rank, given as (rank, ranks) in each dimension of the mesh: evenly over
+    tensor-parallel ranks along `split`, then the first dimension in chunks over data-parallel ones, as FSDP does it
+    (the last chunks may be shorter, or empty)."""
+    start, shape = [0] * len(whole), list(whole)
+    if split is not None:
+        shape[split] //= tensor[1]
+        start[split] = shape[split] * tensor[0]
+    rows = shape[0]
+    chunk = -(-rows // data[1])
+    before = min(chunk * data[0], rows)
+    start[0] += before
+    shape[0] = min(chunk, rows - before)
+    return tuple(start), tuple(shape)
