@@ -13,6 +13,8 @@ REFERENCE_USERS = "give --use-kl-loss or --kl-coef"
 
 
 def group_has_a_baseline(c: RunConfig) -> Iterator[Fault]:
+    if c.reward == "none":
+        return
     if ESTIMATORS[c.advantage_estimator].baseline != "none" and c.n_samples_per_prompt == 1:
         name = c.advantage_estimator
         reason = f"{name} compares the samples of one prompt; of a single sample every advantage is 0"

@@ -46,6 +46,11 @@ def reference_folder(c: RunConfig) -> Iterator[Fault]:
         yield from _model("--ref-load", c.ref_load)
 
 
+def critic_folder(c: RunConfig) -> Iterator[Fault]:
+    if c.critic_load is not None:
+        yield from _model("--critic-load", c.critic_load)
+
+
 def outputs_differ(c: RunConfig) -> Iterator[Fault]:
     """The same place after normalisation, whatever the spelling; each pair is told once."""
     seen: dict[str, str] = {}
@@ -139,6 +144,7 @@ FILE_CHECKS = (
     eval_config_file,
     model_folder,
     reference_folder,
+    critic_folder,
     outputs_differ,
     outputs_are_folders,
     run_dir_and_resume,

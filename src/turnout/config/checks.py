@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from turnout.config.check_algorithm import ALGORITHM_CHECKS
+from turnout.config.check_critic import CRITIC_CHECKS
 from turnout.config.check_engines import ENGINE_CHECKS, deterministic_threads, step_holds_decodes
 from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
+from turnout.config.check_imitation import IMITATION_CHECKS
 from turnout.config.check_router import ROUTER_CHECKS, stock_engines_are_alike
 from turnout.config.check_schedule import SCHEDULE_CHECKS, update_policy_fits
 from turnout.config.check_sglang import SGLANG_CHECKS, one_rank, seeds_count
@@ -327,6 +329,8 @@ CHECKS: tuple[Check, ...] = (
     run_has_an_end,
     batch_divides,
     *ALGORITHM_CHECKS,
+    *CRITIC_CHECKS,
+    *IMITATION_CHECKS,
     survivors_fit,
     sampling_is_whole,
     prompt_leaves_room,

@@ -15,6 +15,7 @@ Baseline = Literal["mean", "leave_one_out", "none"]
 @dataclass(frozen=True)
 class Estimator:
     """`loss` is a name of turnout.train.losses.table, `clip` the default range of the ratio below and above 1.
+    `critic`: the baseline is that of a second model.
     `std` divides by the standard deviation of the group, `normalize` by mean and deviation of the batch."""
 
     loss: Literal["grpo", "gspo", "cispo"] = "grpo"
@@ -23,6 +24,7 @@ class Estimator:
     normalize: bool = False
     aggregation: Aggregation = "token"
     clip: tuple[float, float] = (0.2, 0.2)
+    critic: bool = False
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -34,4 +36,5 @@ ESTIMATORS: dict[str, Estimator] = {
     "rloo": Estimator(baseline="leave_one_out"),
     "reinforce_plus_plus": Estimator(baseline="none", normalize=True),
     "reinforce_plus_plus_baseline": Estimator(normalize=True),
+    "ppo": Estimator(baseline="none", critic=True),
 }

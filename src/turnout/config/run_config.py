@@ -16,9 +16,11 @@ from turnout.config.groups.algorithm import (
     OptimizerOptions,
     TrainerOptions,
 )
+from turnout.config.groups.critic import CriticOptions
 from turnout.config.groups.data import DataOptions, EvalOptions
 from turnout.config.groups.engine import EngineOptions
 from turnout.config.groups.external import ExternalOptions
+from turnout.config.groups.imitation import ImitationOptions
 from turnout.config.groups.model import ModelOptions
 from turnout.config.groups.rollout import RewardOptions, RolloutOptions
 from turnout.config.groups.router import RouterOptions
@@ -42,6 +44,8 @@ GROUPS: tuple[type[Options], ...] = (
     ExternalOptions,
     RouterOptions,
     AlgorithmOptions,
+    CriticOptions,
+    ImitationOptions,
     OffPolicyOptions,
     OptimizerOptions,
     TrainerOptions,
@@ -63,6 +67,8 @@ class RunConfig(
     ExternalOptions,
     RouterOptions,
     AlgorithmOptions,
+    CriticOptions,
+    ImitationOptions,
     OffPolicyOptions,
     OptimizerOptions,
     TrainerOptions,
@@ -93,10 +99,17 @@ class RunConfig(
         return self.samples_per_rollout // self.inner_steps
 
     @property
+    def has_critic(self) -> bool:
+        return ESTIMATORS[self.advantage_estimator].critic
+
+    @property
     def reward(self) -> str:
-        """The reward's name or path; a reasoning-gym task brings its own. Empty where there is none."""
+        """The reward's name or path; a reasoning-gym task brings its own, and where a teacher says what is good
+        there need be `none`. Empty where it is lacking."""
         if self.rm_type is not None or self.custom_rm_path is not None:
             return self.rm_type or self.custom_rm_path or ""
+        if self.use_opd:
+            return "none"
         return "reasoning_gym" if self.prompt_data.startswith("reasoning_gym:") else ""
 
     @property

@@ -164,7 +164,7 @@ class TrainSample:
     """One sequence for the trainer: prompt and response ids, the behaviour log-probs of the response, its
     mask and its advantage (one number per response token, length T). `lags` is each token's age in train
     steps; empty means that all are 0. `reference`: log-probs of a reference, where another than the trainer has
-    them. `reward` is that of the whole response."""
+    them; `teacher`: those of a teacher, where one is imitated. `reward` is that of the whole response."""
 
     group_id: str
     prompt_ids: tuple[int, ...]
@@ -175,6 +175,7 @@ class TrainSample:
     lags: tuple[int, ...] = ()
     reference: tuple[float, ...] = ()
     reward: float = 0.0
+    teacher: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,14 @@ def reasoning_gym(prompt: str, response: str, label: Any, **metadata: Any) -> fl
     return tasks.score(response, metadata)
 
 
+NO_REWARD = "none"  # its name; no option has it as a value
+
+
+def no_reward(prompt: str, response: str, label: Any, **metadata: Any) -> float:
+    """For a run in which something else than a reward says what is good."""
+    return 0.0
+
+
 BUILTIN: dict[str, Callable[..., float]] = {
     "exact": exact,
     "last_number": last_number,

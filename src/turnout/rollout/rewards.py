@@ -31,7 +31,7 @@ from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.core.waits import Wait, Waiting
 from turnout.placement.call_threads import CallThreads
-from turnout.rollout.builtin_rewards import BUILTIN
+from turnout.rollout.builtin_rewards import BUILTIN, NO_REWARD, no_reward
 from turnout.rollout.deadlines import Deadlines
 from turnout.serving.models import Models
 
@@ -52,6 +52,8 @@ class Scored:
 
 def load_reward(text: str) -> Reward:
     """A built-in by name, else a function by import path (turnout.core.imports). Raises ConfigError."""
+    if text == NO_REWARD:
+        return no_reward
     if text in BUILTIN:
         return BUILTIN[text]
     if not re.search(r".[:.].", text):

@@ -183,7 +183,7 @@ class Incarnation:
             checkpoints = RunCheckpoints(
                 plan, self._files, trainer, contents_of(about, written, store, updater)
             )
-            parts = generator, models.referenced(trainer), weights, evals, checkpoints, reporter, self._phases
+            parts = generator, models.informed(trainer), weights, evals, checkpoints, reporter, self._phases
             world = World(self._clock, events, inputs.source, *parts)
             plane = ControlPlane(config, world, book, inputs.steps)
             self.parties.pool = plane.pool

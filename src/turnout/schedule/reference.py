@@ -1,13 +1,15 @@
-"""Reference log-probs from a frozen model's engines (--ref-model), in place of a copy in the trainer.
+"""Log-probs of a frozen model's engines: of a reference (--ref-model), in place of a copy in the trainer, and of a
+teacher (--opd-teacher).
 
-Promises: every response token of a sample that trains has the reference's log-prob, given prompt and response so
-far, before the trainer sees the batch; an engine that ends meanwhile is asked no more, and its samples go to
-another, or to its next life, until the deadline.
+Promises: every response token of a sample that trains has the model's log-prob, given prompt and response so far,
+before the trainer sees the batch; an engine that ends meanwhile is asked no more, and its samples go to another, or
+to its next life, until the deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 from turnout.core.errors import EngineBusy, EngineDead
@@ -30,19 +32,19 @@ class Reference:
     clock: Clock
     deadline_s: float
 
-    async def scored(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with `reference` set where a token trains. Raises EngineError, DeadlineExceeded."""
+    async def logprobs(self, batch: TrainBatch) -> list[tuple[float, ...]]:
+        """By sample, those of its response; of one without a token that trains none. Raises EngineError,
+        DeadlineExceeded."""
         gate = asyncio.Semaphore(CONCURRENCY)
 
-        async def one(sample: TrainSample) -> TrainSample:
+        async def one(sample: TrainSample) -> tuple[float, ...]:
             if not any(sample.loss_mask):
-                return sample
+                return ()
             what = f"the log-probs of a sample by the model {self.name!r}"
             async with gate:
-                found = await self.clock.within(self.deadline_s, what, self._asked(sample))
-            return but(sample, reference=found)
+                return await self.clock.within(self.deadline_s, what, self._asked(sample))
 
-        return but(batch, samples=tuple(await together(map(one, batch.samples))))
+        return await together(map(one, batch.samples))
 
     async def _asked(self, sample: TrainSample) -> tuple[float, ...]:
         ids, start = (*sample.prompt_ids, *sample.response_ids), len(sample.prompt_ids) - 1
@@ -60,4 +62,26 @@ class ReferencedTrainer:
         self._trainer, self._reference = trainer, reference
 
     async def train(self, batch: TrainBatch) -> dict[str, float]:
-        return await self._trainer.train(await self._reference.scored(batch))
+        found = await self._reference.logprobs(batch)
+        samples = [but(sample, reference=made) for sample, made in zip(batch.samples, found)]
+        return await self._trainer.train(but(batch, samples=tuple(samples)))
+
+
+class TaughtTrainer:
+    """The trainer of the loop, given batches with the log-probs of a teacher. Its metrics have `opd_kl`, the mean of
+    log pi - log pi_teacher over trained tokens, pi as the engines sampled them: the reverse KL's estimate."""
+
+    def __init__(self, trainer: Trainer, teacher: Reference) -> None:
+        self._trainer, self._teacher = trainer, teacher
+
+    async def train(self, batch: TrainBatch) -> dict[str, float]:
+        found = await self._teacher.logprobs(batch)
+        samples = [but(sample, teacher=made) for sample, made in zip(batch.samples, found)]
+        gaps = [
+            mine - theirs
+            for sample in samples
+            for mine, theirs, trains in zip(sample.logprobs, sample.teacher, sample.loss_mask)
+            if trains
+        ]
+        told = await self._trainer.train(but(batch, samples=tuple(samples)))
+        return told | {"opd_kl": math.fsum(gaps) / len(gaps) if gaps else 0.0}

@@ -18,7 +18,7 @@ from turnout.placement.tasks import together
 from turnout.schedule.dedicated import DedicatedEngines, Following
 from turnout.schedule.frozen import FrozenModels
 from turnout.schedule.loop import Trainer
-from turnout.schedule.reference import Reference, ReferencedTrainer
+from turnout.schedule.reference import Reference, ReferencedTrainer, TaughtTrainer
 from turnout.schedule.roster import actor_model, roster
 from turnout.schedule.run_engines import RunEngines
 from turnout.serving.client import EngineClient
@@ -86,13 +86,16 @@ class RunModels:
         await work
         await self._frozen.stayed()
 
-    def referenced(self, trainer: Trainer) -> Trainer:
-        """The trainer, with log-probs of --ref-model where one is given."""
-        name = self._config.ref_model
-        if name is None:
-            return trainer
-        deadline_s = self._config.rollout_request_timeout_s
-        return ReferencedTrainer(trainer, Reference(self.models, name, self._clock, deadline_s))
+    def informed(self, trainer: Trainer) -> Trainer:
+        """The trainer, with log-probs of --ref-model and --opd-teacher where they are given."""
+        for name, kind in (
+            (self._config.ref_model, ReferencedTrainer),
+            (self._config.opd_teacher, TaughtTrainer),
+        ):
+            if name is not None:
+                deadline_s = self._config.rollout_request_timeout_s
+                trainer = kind(trainer, Reference(self.models, name, self._clock, deadline_s))
+        return trainer
 
     async def _joins(self, engine: EngineClient) -> None:
         if self.dedicated is not None and engine.plan.model == self._config.eval_model:
@@ -116,7 +119,11 @@ def check_models(config: RunConfig) -> None:
     """Raises ConfigError where an option names a model that the run has no engines of, or not such."""
     frozen = {plan.model: plan for plan in roster(config) if not plan.updated}
     known = f"one of {', '.join(frozen)}" if frozen else "give --sglang-config with update_weights: false"
-    for flag, name in (("--ref-model", config.ref_model), ("--eval-model", config.eval_model)):
+    for flag, name in (
+        ("--ref-model", config.ref_model),
+        ("--opd-teacher", config.opd_teacher),
+        ("--eval-model", config.eval_model),
+    ):
         if name is not None and name not in frozen:
             reason = "no engines of a model of this name are left out of weight updates"
             raise ConfigError(Fault(flag, name, reason, known))

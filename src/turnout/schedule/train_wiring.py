@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from turnout.config.estimators import ESTIMATORS
@@ -9,6 +10,7 @@ from turnout.config.run_config import RunConfig
 from turnout.schedule.wiring import cpu_count
 from turnout.train.settings import (
     AdvantageSettings,
+    CriticSettings,
     LossSettings,
     OffPolicy,
     OptimizerSettings,
@@ -21,21 +23,22 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
     """`total_steps` is the number of train steps where it is known; a decaying learning rate needs it."""
     needs_reference = config.uses_reference and config.ref_model is None
     reference = Path(config.ref_load) if config.ref_load is not None else model
+    optimizer = OptimizerSettings(
+        lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        clip_grad=config.clip_grad,
+        schedule=config.lr_decay_style,
+        warmup_steps=config.lr_warmup_iters,
+        total_steps=max(1, (total_steps if total_steps is not None else 1) * config.inner_steps),
+        min_lr_ratio=config.min_lr_ratio,
+    )
     return TrainerSettings(
         checkpoint=model,
         dtype=config.dtype,
         threads=config.trainer_thread_count(cpu_count()),
-        optimizer=OptimizerSettings(
-            lr=config.lr,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            clip_grad=config.clip_grad,
-            schedule=config.lr_decay_style,
-            warmup_steps=config.lr_warmup_iters,
-            total_steps=max(1, (total_steps if total_steps is not None else 1) * config.inner_steps),
-            min_lr_ratio=config.min_lr_ratio,
-        ),
+        optimizer=optimizer,
         loss=loss_settings(config),
         advantage=advantage_settings(config),
         temperature=config.rollout_temperature,
@@ -48,6 +51,20 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
         deterministic=config.deterministic,
         seed=config.seed,
         max_nonfinite_steps=config.max_nonfinite_steps,
+        critic=critic_settings(config, model, optimizer) if config.has_critic else None,
+        opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
+    )
+
+
+def critic_settings(config: RunConfig, model: Path, policy: OptimizerSettings) -> CriticSettings:
+    """The critic's optimizer is the policy's but for its learning rate."""
+    lr = config.lr if config.critic_lr is None else config.critic_lr
+    return CriticSettings(
+        model if config.critic_load is None else Path(config.critic_load),
+        replace(policy, lr=lr, warmup_steps=config.critic_lr_warmup_iters),
+        config.lambd,
+        config.value_clip,
+        config.num_critic_only_steps,
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from turnout.core.types import TrainSample, but
+from turnout.train.advantages import normalized
 from turnout.train.backend import CriticReport
 from turnout.train.finite_steps import FiniteSteps
 from turnout.train.gae import Doubles, gae
@@ -37,7 +38,7 @@ class Estimates:
 
     values: list[Floats]
     returns: list[Floats]
-    advantages: list[Floats]
+    advantages: list[Doubles]
 
 
 @dataclass
@@ -68,12 +69,14 @@ class Critic:
         non-finite steps in a row."""
         started, tally = self._now(), _Tally()
         found = self.estimates(samples, rewards)
+        advantages = found.advantages
+        if self._settings.advantage.normalize:
+            advantages = normalized(advantages, [np.asarray(s.loss_mask, bool) for s in samples])
         size = self._settings.samples_per_optimizer_step or len(samples)
         for first in range(0, len(samples), size):
             self._optimizer_step(samples, found, range(first, min(first + size, len(samples))), tally)
         advised = [
-            but(sample, advantages=tuple(advantages.tolist()))
-            for sample, advantages in zip(samples, found.advantages)
+            but(sample, advantages=tuple(one.tolist())) for sample, one in zip(samples, advantages)
         ]
         return advised, self._report(samples, found, tally, self._now() - started)
 
@@ -81,11 +84,11 @@ class Critic:
         """Values, returns and advantages under the critic as it is."""
         values = self.values(samples)
         returns = [np.zeros_like(v) for v in values]
-        advantages = [np.zeros_like(v) for v in values]
+        advantages = [np.zeros(len(v)) for v in values]
         for index, sample in enumerate(samples):
             trained = np.flatnonzero(sample.loss_mask)
             of_tokens = values[index][trained].astype(np.float64)
-            made = gae(rewards[index][trained], of_tokens, self._how.gamma, self._how.lambd)
+            made = gae(rewards[index][trained], of_tokens, self._settings.advantage.gamma, self._how.lambd)
             advantages[index][trained], returns[index][trained] = made
         return Estimates(values, returns, advantages)
 

@@ -113,13 +113,12 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """The value model of PPO: `checkpoint` is the HF folder of its layers, `optimizer` its own; `gamma` and `lambd`
-    are those of turnout.train.gae, `value_clip` that of turnout.train.losses.value. In the first `only_steps` train
+    """The value model of PPO: `checkpoint` is the HF folder of its layers, `optimizer` its own; `lambd` is that
+    of turnout.train.gae, `value_clip` that of turnout.train.losses.value. In the first `only_steps` train
     steps the policy is left as it is."""
 
     checkpoint: Path
     optimizer: OptimizerSettings = OptimizerSettings()
-    gamma: float = 1.0
     lambd: float = 1.0
     value_clip: float = 0.2
     only_steps: int = 0
@@ -127,7 +126,6 @@ class CriticSettings:
     def rules(self) -> list[tuple[bool, str, object, str]]:
         """As in TrainerSettings.faults."""
         return [
-            (0 <= self.gamma <= 1, "--gamma", self.gamma, "must be between 0 and 1"),
             (0 <= self.lambd <= 1, "--lambd", self.lambd, "must be between 0 and 1"),
             (self.value_clip > 0, "--value-clip", self.value_clip, "must be above 0"),
             (self.only_steps >= 0, "--num-critic-only-steps", self.only_steps, "must be 0 or more"),
@@ -142,7 +140,7 @@ class TrainerSettings:
     `samples_per_optimizer_step` None means one optimizer step per train step. `head_chunk_tokens` bounds the
     rows of the logits that exist at once. `reference_given`: batches bring the reference's log-probs along.
     `max_nonfinite_steps` is how many skipped steps in a row are borne; the next one ends the run. `critic` None:
-    batches bring their advantages along.
+    batches bring their advantages along; `opd_kl_coef` weighs the pull to a teacher whose log-probs they bring.
     Where `offload` is given, the state lies in a file of that folder while the memory is given back.
     `ranks` processes share the work (turnout.train.sharded), `tensor_parallel` of them each product of matrices,
     `expert_parallel` of them the experts; the rest of `ranks` is data parallel.
@@ -169,6 +167,7 @@ class TrainerSettings:
     tensor_parallel: int = 1
     expert_parallel: int = 1
     critic: CriticSettings | None = None
+    opd_kl_coef: float = 0.0
 
     def faults(self) -> list[Fault]:
         """Everything wrong with these values, named by the flags that set them."""
@@ -221,6 +220,7 @@ class TrainerSettings:
             (0 <= off.min_ess <= 1, "--min-ess", off.min_ess, "must be between 0 and 1"),
             (off.max_low_steps >= 0, "--max-low-ess-steps", off.max_low_steps, "must be 0 or more"),
         ]  # fmt: skip
+        rules.append((self.opd_kl_coef >= 0, "--opd-kl-coef", self.opd_kl_coef, "must be 0 or more"))
         if self.critic is not None:
             rules += self.critic.rules()
             rules.append(

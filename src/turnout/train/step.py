@@ -35,6 +35,7 @@ from turnout.train.packing import MicroBatch
 from turnout.train.reward_kl import reward_costs, with_costs
 from turnout.train.rows import Rows, gather_tokens, rows_of, scatter_tokens, shapes_of
 from turnout.train.settings import TrainerSettings
+from turnout.train.taught import taught
 
 log = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
@@ -112,11 +113,13 @@ class TrainStep:
         if samples:
             old = self._old(samples, tally)
             samples = self._advised(batch, samples, old, tally)
-        if samples and self._policy_trains:
+        if not samples:
+            log.warning("step %d: no token of the batch may train; no optimizer step", batch.step)
+        elif self._policy_trains:
             for part in self._slices(samples, old):
                 self._optimizer_step(part, tally)
-        elif not samples:
-            log.warning("step %d: no token of the batch may train; no optimizer step", batch.step)
+        else:
+            tally.sums = TokenSums(tokens=sum(sum(s.loss_mask) for s in samples))
         self._gather(tally)
         self._steps_done += 1
         self._check_ess(batch.step, tally.sums.effective_sample_share)
@@ -165,7 +168,8 @@ class TrainStep:
     def _advised(
         self, batch: TrainBatch, samples: list[TrainSample], old: list[Floats], tally: Tally
     ) -> list[TrainSample]:
-        """The samples with the advantages that only the trainer can tell: of a critic, of a KL in the reward."""
+        """The samples with the advantages that only the trainer can tell: of a critic, of a KL in the reward, with
+        the pull to a teacher."""
         how, costs = self.settings.advantage, [np.zeros(len(s.response_ids)) for s in samples]
         if how.kl_coef:
             started = self._now()
@@ -179,7 +183,8 @@ class TrainStep:
             samples, tally.critic = self._critic.step(samples, rewards)
         elif how.kl_coef:
             samples = with_costs(batch.samples, samples, costs, how)
-        return samples
+        coef = self.settings.opd_kl_coef
+        return taught(samples, coef) if coef else samples
 
     def _slices(self, samples: list[TrainSample], old: list[Floats]) -> list[Slice]:
         size = self.settings.samples_per_optimizer_step or len(samples)

@@ -22,7 +22,18 @@ EVAL = ["--eval-prompt-data", "held.jsonl"]
 RLOO = ["--advantage-estimator", "rloo"]
 EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
 
+PPO = ["--advantage-estimator", "ppo"]
+OPD = ["--use-opd", "--opd-teacher", "wise"]
+
 REFUSED = [
+    (["--use-opd"], "--use-opd", "give --opd-teacher"),
+    (["--opd-teacher", "wise"], "--opd-teacher", "give --use-opd"),
+    ([*OPD, "--rollout-temperature", "0.7"], "--rollout-temperature", "give 1"),
+    ([*OPD, "--no-rm-type", "--dynamic-sampling"], "--dynamic-sampling", "without rewards all members"),
+    (["--critic-lr", "1e-5"], "--critic-lr", "the run has no critic"),
+    (["--lambd", "0.9"], "--lambd", "give --advantage-estimator ppo"),
+    ([*PPO, "--critic-load", "no/such/folder"], "--critic-load", "no such"),
+    ([*PPO, "--critic-lr-warmup-iters", "9", "--num-rollout", "9"], "--critic-lr-warmup-iters", "at most 8"),
     ([*EXTERNAL, "::1:80"], "--rollout-external-engine-addrs", "write host:port"),
     ([*EXTERNAL, "http://h:1/v1"], "--rollout-external-engine-addrs", "has no path"),
     ([*EXTERNAL, "https://H:1/"], "--rollout-external-engine-addrs", "the engine of h:1 again"),

@@ -277,13 +277,14 @@ def test_every_sample_that_trains_gets_the_references_log_probs() -> None:
         engines = [judge(one), judge(two)]
         reference = Reference(Models({"judge": lambda: engines}), "judge", RealClock(), 5.0)
         masked = replace(SAMPLE, loss_mask=(0, 0, 0))
-        batch = await reference.scored(TrainBatch(0, "v", (SAMPLE, masked, replace(SAMPLE, prompt_ids=(5,)))))
+        batch = TrainBatch(0, "v", (SAMPLE, masked, replace(SAMPLE, prompt_ids=(5,))))
+        found = await reference.logprobs(batch)
         two.on_generate = one.on_generate = lambda body: {
             "meta_info": {"input_token_logprobs": [[None, 6, None], [-1.0, 4, None]]}
         }
         with pytest.raises(EngineError, match="0 good ones of 3 log-probs"):
-            await reference.scored(batch)
-        return [sample.reference for sample in batch.samples]
+            await reference.logprobs(batch)
+        return found
 
     assert on(use) == [(-2.0, -3.0, -4.0), (), (-1.0, -2.0, -3.0)]
 

@@ -22,16 +22,18 @@ from turnout.core.types import but
 from turnout.train.gae import gae, terminal_rewards
 from turnout.train.local import LocalBackend
 from turnout.train.losses.value import value_loss
-from turnout.train.settings import CriticSettings, OptimizerSettings
+from turnout.train.settings import AdvantageSettings, CriticSettings, OptimizerSettings
 
 
 def with_critic(folder, critic=None, **changes):
     """Settings with a critic on the model's own layers, whose fields and learning rate `critic` names."""
     given = {"lr": 1e-2} | (critic or {})
     optimizer = OptimizerSettings(lr=given.pop("lr"))
-    return replace(
-        settings_for(folder, **changes), critic=CriticSettings(folder, optimizer=optimizer, **given)
+    advantage = AdvantageSettings(
+        "none", gamma=changes.pop("gamma", 1.0), normalize=changes.pop("normalize", False)
     )
+    settings = replace(settings_for(folder, **changes), advantage=advantage)
+    return replace(settings, critic=CriticSettings(folder, optimizer=optimizer, **given))
 
 
 def rewarded(samples):
@@ -89,7 +91,8 @@ def test_values_loss_and_gradients_equal_the_plain_reference(tmp_path, kind, tie
     folder, samples = make_model(tmp_path, kind, tied), rewarded(make_samples(seed=3))
     backend = backend_of(
         folder,
-        critic={"gamma": 0.9, "lambd": 0.7},
+        critic={"lambd": 0.7},
+        gamma=0.9,
         max_tokens_per_micro_batch=budget,
         aggregate=aggregate,
     )
@@ -146,6 +149,13 @@ def test_advantages_of_a_new_critic_are_the_rewards_and_train_the_policy(tmp_pat
         assert torch.equal(found[name], grad), name
 
 
+def test_normalised_advantages_have_mean_0_and_deviation_1_over_the_batch(tmp_path):
+    folder, samples = make_model(tmp_path), rewarded(make_samples(seed=5))
+    advised, _ = LocalBackend(with_critic(folder, normalize=True))._critic.step(samples, rewards_of(samples))
+    flat = [a for s in advised for a, m in zip(s.advantages, s.loss_mask) if m]
+    assert np.mean(flat) == pytest.approx(0, abs=1e-9) and np.std(flat, ddof=1) == pytest.approx(1)
+
+
 def test_a_step_of_the_critic_moves_no_policy_and_the_other_way_round(tmp_path):
     folder, samples = make_model(tmp_path), rewarded(make_samples(seed=6))
     for lr, critic_lr in ((0.0, 1e-2), (1e-2, 0.0)):
@@ -181,6 +191,7 @@ def test_the_policy_waits_for_the_critic_as_long_as_asked(tmp_path):
     for step in range(3):
         report = backend.train(batch_of(samples, step))
         assert report.optimizer_steps == (step == 2) and report.critic.value_loss > 0
+        assert report.tokens == sum(sum(s.loss_mask) for s in samples)
         assert torch.equal(backend._flat.master, before) == (step < 2)
 
 

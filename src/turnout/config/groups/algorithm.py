@@ -19,6 +19,7 @@ class AlgorithmOptions(Options):
         "rloo",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
+        "ppo",
     ] = option("grpo", "The algorithm: how rewards become advantages, and the loss (docs/algorithms/).")
     grpo_std_normalization: bool | None = option(
         None,

@@ -1,0 +1,24 @@
+"""Options of learning from a teacher's log-probs (docs/guides/sft-and-distillation.md)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from turnout.config.option import Options, option
+
+
+class ImitationOptions(Options):
+    title: ClassVar[str] = "Imitation"
+
+    use_opd: bool = option(
+        False,
+        "On-policy distillation: the policy is pulled towards --opd-teacher on its own samples. With a reward, "
+        "beside it; without one, alone.",
+    )
+    opd_teacher: str | None = option(
+        None,
+        "Frozen model of --sglang-config whose engines give the teacher's log-probs; it has the tokenizer of "
+        "--hf-checkpoint.",
+        unset="no teacher",
+    )
+    opd_kl_coef: float = option(1.0, "Weight of the reverse KL to the teacher in the advantages.", ge=0)
