@@ -47,7 +47,8 @@ FLAGS: dict[str, str] = {
     "Algorithm": """advantage_estimator disable_grpo_std_normalization calculate_per_token_loss eps_clip
         eps_clip_high
         eps_clip_c use_kl_loss kl_loss_coef kl_loss_type kl_coef use_unbiased_kl entropy_coef use_rollout_logprobs
-        use_tis tis_clip tis_clip_low use_opsm use_opd opd_type opd_kl_coef opd_teacher_load use_routing_replay use_rollout_routing_replay loss_type
+        use_tis tis_clip tis_clip_low use_opsm
+        use_opd opd_type opd_kl_coef opd_teacher_load use_routing_replay use_rollout_routing_replay loss_type
         critic_load critic_lr critic_lr_warmup_iters num_critic_only_steps value_clip gamma lambd
         custom_loss_function_path custom_advantage_function_path custom_tis_function_path
         custom_pg_loss_reducer_function_path custom_convert_samples_to_train_data_path""",

@@ -68,8 +68,8 @@ class ReferencedTrainer:
 
 
 class TaughtTrainer:
-    """The trainer of the loop, given batches with the log-probs of a teacher. Its metrics have `opd_kl`, the mean of
-    log pi - log pi_teacher over trained tokens, pi as the engines sampled them: the reverse KL's estimate."""
+    """The trainer of the loop, given batches with the log-probs of a teacher. Its metrics have `opd_kl`, the mean
+    of log pi - log pi_teacher over trained tokens, pi as the engines sampled them: the reverse KL's estimate."""
 
     def __init__(self, trainer: Trainer, teacher: Reference) -> None:
         self._trainer, self._teacher = trainer, teacher

@@ -75,9 +75,7 @@ class Critic:
         size = self._settings.samples_per_optimizer_step or len(samples)
         for first in range(0, len(samples), size):
             self._optimizer_step(samples, found, range(first, min(first + size, len(samples))), tally)
-        advised = [
-            but(sample, advantages=tuple(one.tolist())) for sample, one in zip(samples, advantages)
-        ]
+        advised = [but(sample, advantages=tuple(one.tolist())) for sample, one in zip(samples, advantages)]
         return advised, self._report(samples, found, tally, self._now() - started)
 
     def estimates(self, samples: Sequence[TrainSample], rewards: Sequence[Doubles]) -> Estimates:
