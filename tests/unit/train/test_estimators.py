@@ -1,5 +1,5 @@
-"""Every --advantage-estimator as the command line makes it, from rewards to gradients: against its paper's formula in
-float64 loops, whatever the packing, and in a train step that makes good responses likelier."""
+"""Every --advantage-estimator as the command line makes it, from rewards to gradients: against its paper's formula
+in float64 loops, whatever the packing, and in a train step that makes good responses likelier."""
 
 from __future__ import annotations
 
