@@ -16,6 +16,7 @@ from turnout.weights.verify import verify
 DETERMINISTIC = (
     "--deterministic", "--dtype", "float32", "--trainer-threads", "1", "--num-rollout", "4", "--no-plots",
 )  # fmt: skip
+BATCHES = "batch_{rollout_id}.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,8 @@ def test_the_saved_configuration_reproduces_the_run(finished: tuple[Path, str], 
 
 @pytest.fixture(scope="module")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return deterministic(tmp_path_factory.mktemp("seeded") / "run")
+    folder = tmp_path_factory.mktemp("seeded")
+    return deterministic(folder / "run", "--save-debug-rollout-data", str(folder / BATCHES))
 
 
 def deterministic(run: Path, *words: str) -> Path:
@@ -169,6 +171,13 @@ def test_same_seed_twice_is_equal_bit_for_bit(seeded: Path, tmp_path: Path) -> N
     assert roots[0] == roots[1] and len(set(roots[0])) == 4
     assert samples[0] == samples[1] and len(samples[0]) == 16
     assert metrics[0] == metrics[1]
+
+
+def test_the_saved_batches_alone_give_the_same_weights_bit_for_bit(seeded: Path, tmp_path: Path) -> None:
+    saved = str(seeded.parent / BATCHES)
+    alone = deterministic(tmp_path / "alone", "--load-debug-rollout-data", saved)
+    last = of_kind(seeded, "VersionPublished")[-1]["root"]
+    assert json.loads((alone / "summary.json").read_text())["weights_root"] == last
 
 
 def test_another_seed_gives_another_run(seeded: Path, tmp_path: Path) -> None:

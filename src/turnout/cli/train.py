@@ -7,12 +7,20 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from turnout.cli.options import split_run_file
 from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
 from turnout.core.errors import LedgerError, RunStopped, TurnoutError, one_line
+
+if TYPE_CHECKING:
+    from turnout.observe.panel import Panel
+    from turnout.schedule.session import Session
+    from turnout.schedule.train_only import TrainOnly
 
 TERMINATED = 143
 
@@ -26,32 +34,42 @@ def command(argv: list[str]) -> int:
     from turnout.schedule.inputs import load_inputs
     from turnout.schedule.run_record import open_record
     from turnout.schedule.session import Session
+    from turnout.schedule.train_only import TrainOnly
     from turnout.train.model_zoo import resolve_checkpoint
 
     model = resolve_checkpoint(config.hf_checkpoint)
-    inputs = load_inputs(config, model)
-    files = DiskStore()
-    paths = make_run_dir(config)
-    record = open_record(paths, config, inputs.fingerprints, files)
-    session = Session(config, paths, record, RealClock(), files)
+    clock, files = RealClock(), DiskStore()
+    session: Session | TrainOnly
+    if config.train_only:
+        paths = make_run_dir(config)
+        session = TrainOnly(config, paths, clock, files)
+        run = partial(session.run, model)
+    else:
+        inputs = load_inputs(config, model)
+        paths = make_run_dir(config)
+        record = open_record(paths, config, inputs.fingerprints, files)
+        session = Session(config, paths, record, clock, files)
+        run = partial(session.run, inputs)
     settle_collector()
     try:
-        status = asyncio.run(_run(session, inputs, config, paths))
+        status = asyncio.run(_run(session, run, config, paths))
     finally:
         _finish(config, paths, session)
     return status
 
 
-async def _run(session: object, inputs: object, config: RunConfig, paths: RunPaths) -> int:
+async def _run(
+    session: Session | TrainOnly,
+    run: Callable[[Panel], Coroutine[Any, Any, Any]],
+    config: RunConfig,
+    paths: RunPaths,
+) -> int:
     from turnout.observe.panel import Panel
     from turnout.placement.real import RealClock
-    from turnout.schedule.inputs import RunInputs
-    from turnout.schedule.session import Session
 
-    assert isinstance(session, Session) and isinstance(inputs, RunInputs)
     panel = Panel(config.panel, RealClock())
     panel.say(f"run {paths.root}")
-    task = asyncio.ensure_future(session.run(inputs, panel))
+    task = asyncio.ensure_future(run(panel))
 
     def told(name: str) -> None:
         """The first time in good order, the second time at once."""
@@ -74,12 +92,11 @@ async def _run(session: object, inputs: object, config: RunConfig, paths: RunPat
     return 0
 
 
-def _finish(config: RunConfig, paths: RunPaths, session: object) -> None:
+def _finish(config: RunConfig, paths: RunPaths, session: Session | TrainOnly) -> None:
     from turnout.placement.real import DiskStore
     from turnout.schedule.finish import finish, show
-    from turnout.schedule.session import SUPERSEDED, Session
+    from turnout.schedule.session import SUPERSEDED
 
-    assert isinstance(session, Session)
     if session.outcome.status == SUPERSEDED:
         return
     try:

@@ -15,6 +15,13 @@ from turnout.core.errors import Fault
 _GENERATED = "reasoning_gym:"
 _FORMS = (".jsonl", ".json", ".ndjson", ".parquet")
 _SLICE = re.compile(r"@\[[^\]]*\]$")
+_INPUTS = (
+    "--hf-checkpoint",
+    "--ref-load",
+    "--prompt-data",
+    "--eval-prompt-data",
+    "--load-debug-rollout-data",
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -59,16 +66,18 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
         ("--ref-load", c.ref_load),
         ("--prompt-data", c.prompt_data),
         ("--eval-prompt-data", c.eval_prompt_data),
+        ("--load-debug-rollout-data", c.load_debug_rollout_data),
         ("--run-dir", c.run_dir),
         ("--ledger-dir", c.ledger_dir),
         ("--save", c.save),
         ("--save-hf", c.save_hf),
         ("--update-weight-disk-dir", c.weight_folder),
+        ("--save-debug-rollout-data", c.save_debug_rollout_data),
     ):
         if path is None:
             continue
         place = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
-        is_output = flag not in ("--hf-checkpoint", "--ref-load", "--prompt-data", "--eval-prompt-data")
+        is_output = flag not in _INPUTS
         if is_output and place in seen:
             yield Fault(flag, path, f"the same place as {seen[place]}", "give each output a place of its own")
         seen.setdefault(place, flag)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from turnout.config.check_algorithm import ALGORITHM_CHECKS
 from turnout.config.check_critic import CRITIC_CHECKS
+from turnout.config.check_debug import DEBUG_CHECKS
 from turnout.config.check_engines import ENGINE_CHECKS, deterministic_threads, step_holds_decodes
 from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
@@ -349,4 +350,5 @@ CHECKS: tuple[Check, ...] = (
     eval_is_held_out,
     learning_rate_plan,
     *FILE_CHECKS,
+    *DEBUG_CHECKS,
 )

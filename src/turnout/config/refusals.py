@@ -19,8 +19,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "offload": ("giving memory back between phases", "leave it out: both halves stay resident"),
     "offload_train": ("giving the trainer's memory back", "leave it out: the trainer stays resident"),
     "offload_rollout": ("giving the engines' memory back", "leave it out: the engines stay resident"),
-    "debug_rollout_only": ("rollouts without a trainer", "train for few steps, or use `turnout bench`"),
-    "debug_train_only": ("training on stored rollouts", "train for few steps"),
     **dict.fromkeys(
         (
             "tensor_model_parallel_size",
@@ -130,7 +128,6 @@ ELSEWHERE: dict[str, str] = {
     "train_env_vars": "the environment of the command",
     "custom_config_path": "the keys of that file in the run's own YAML file",
     "dump_details": "the ledger, which `turnout inspect` reads",
-    "save_debug_rollout_data": "the ledger, which `turnout inspect` reads",
     "custom_delta_pre_push_path": "--custom-update-weight-post-write-path",
     "keep_old_actor": "--off-policy decoupled, with the policy before the train step",
     "admin_token": "--admin-token-env with the name of an environment variable; a secret is never an option",

@@ -44,7 +44,7 @@ MAY_DIFFER = frozenset(
         "rollout_timeout_s",
         # checkpoints and seeing
         *("save_interval", "save_hf", "follower_expiry", "log_level", "panel", "tensorboard", "plots"),
-        "before_after_samples",
+        *("before_after_samples", "save_debug_rollout_data"),
     }
 )
 MAY_GROW = ("num_rollout", "num_epoch")

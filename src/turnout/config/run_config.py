@@ -18,6 +18,7 @@ from turnout.config.groups.algorithm import (
 )
 from turnout.config.groups.critic import CriticOptions
 from turnout.config.groups.data import DataOptions, EvalOptions
+from turnout.config.groups.debug import DebugOptions
 from turnout.config.groups.engine import EngineOptions
 from turnout.config.groups.external import ExternalOptions
 from turnout.config.groups.imitation import ImitationOptions
@@ -52,6 +53,7 @@ GROUPS: tuple[type[Options], ...] = (
     WeightOptions,
     RunOptions,
     SeeingOptions,
+    DebugOptions,
 )
 
 
@@ -75,6 +77,7 @@ class RunConfig(
     WeightOptions,
     RunOptions,
     SeeingOptions,
+    DebugOptions,
 ):
     """All options of one run."""
 
@@ -90,6 +93,11 @@ class RunConfig(
         if self.global_batch_size is not None:
             return max(1, self.samples_per_rollout // self.global_batch_size)
         return 1
+
+    @property
+    def train_only(self) -> bool:
+        """Whether batches come from files, and no engine is started."""
+        return self.debug_train_only or self.load_debug_rollout_data is not None
 
     @property
     def optimizer_samples(self) -> int:

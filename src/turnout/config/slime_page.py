@@ -71,7 +71,8 @@ FLAGS: dict[str, str] = {
         moe_router_topk moe_layer_freq moe_shared_expert_intermediate_size moe_router_score_function
         moe_router_pre_softmax moe_router_dtype""",
     "Looking": """use_wandb wandb_project wandb_group wandb_key use_tensorboard dump_details save_debug_rollout_data
-        debug_rollout_only debug_train_only custom_rollout_log_function_path custom_eval_rollout_log_function_path
+        load_debug_rollout_data debug_rollout_only debug_train_only custom_rollout_log_function_path
+        custom_eval_rollout_log_function_path
         custom_config_path ci_test""",
 }  # fmt: skip
 
@@ -83,6 +84,8 @@ NOTES: dict[str, str] = {
     "update_weight_encoding": "the default is `packed`; `indices`, `deltas` and `deltas_zstd` are there too",
     "update_weight_disk_keep_files": "the two newest versions are kept without it",
     "ref_load": "a Hugging Face checkpoint; only with --use-kl-loss",
+    "save_debug_rollout_data": "safetensors, no pickle: docs/guides/debugging.md",
+    "load_debug_rollout_data": "files of --save-debug-rollout-data, not slime's",
     "save": "checkpoints of one's own form; `--run-dir` is what a resumed run is named by",
     "save_hf": "a folder, for the last weights",
     "rollout_shuffle": "on unless `--no-rollout-shuffle`",

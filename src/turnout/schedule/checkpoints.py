@@ -87,12 +87,8 @@ class RunCheckpoints:
         plan = self._plan
         if plan.periodic and self._interval_ends(steps_done, last):
             await self.save(steps_done)
-        target = plan.hf_folder
-        if last and target is not None:
-            _check_free("--save-hf", target)
-            await self._trainer.call(
-                "the weights to be exported", lambda backend: self._export(target, backend.export())
-            )
+        if last:
+            await export_hf(plan, self._files, self._trainer)
 
     async def save(self, steps_done: int) -> None:
         """One now, where there is none of this step yet. No train step may run, and its version is committed."""
@@ -144,18 +140,28 @@ class RunCheckpoints:
             return
         raise ConfigError(Fault("--save", str(final), f"is of run {owner}", "give another folder"))
 
-    def _export(self, target: Path, tensors: Iterable[HostTensor]) -> None:
-        """From the trainer, so that it is there whatever way versions take to the engines."""
+
+async def export_hf(plan: SavePlan, files: Store, trainer: Calls) -> None:
+    """The HF export, where one is asked for: from the trainer, so that it is there whatever way versions take to
+    the engines."""
+    target = plan.hf_folder
+    if target is None:
+        return
+    _check_free("--save-hf", target)
+
+    def export(tensors: Iterable[HostTensor]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = target.with_name(f".{target.name}.tmp-{random_id()}")
         try:
             staged.mkdir()
-            copy_assets(self._plan.assets, staged)
-            write_checkpoint(staged, tensors, self._plan.shard_bytes)
-            self._files.publish_folder(staged, target)
+            copy_assets(plan.assets, staged)
+            write_checkpoint(staged, tensors, plan.shard_bytes)
+            files.publish_folder(staged, target)
         finally:
             if staged.exists():
-                self._files.remove_tree(staged)
+                files.remove_tree(staged)
+
+    await trainer.call("the weights to be exported", lambda backend: export(backend.export()))
 
 
 def check_folders(config: RunConfig) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,9 +26,10 @@ from turnout.rollout.source import PromptSource
 from turnout.rollout.worker import Generator
 from turnout.schedule import wiring
 from turnout.schedule.lag import LagGate
-from turnout.schedule.loop import Parts, Reporter, Trainer, run_loop
+from turnout.schedule.loop import Parts, Reporter, StepBatch, Trainer, run_loop
 from turnout.schedule.parts import BatchMaker, Freshness, WeightUpdates
 from turnout.schedule.phases import Phases
+from turnout.schedule.rollout_only import SampledBatches, StandingVersion
 from turnout.schedule.schedule import schedule_of
 from turnout.schedule.train_wiring import advantage_settings
 from turnout.schedule.updates import Around, Updates
@@ -61,6 +63,7 @@ class World:
     checkpoints: Any
     reporter: Reporter
     phases: Phases
+    made: Callable[[StepBatch], None] = lambda _: None  # told of each batch before it is trained
 
 
 class ControlPlane:
@@ -89,9 +92,11 @@ class ControlPlane:
             fleet = world.weights.updater.fleet
             self._watch = PressureWatch(admission, fleet.engines.values, self.pool, world.clock)
         around = Around(self.pool, world.evaluations, gate, world.phases, world.clock)
-        self.updates = Updates(world.weights, schedule, around)
+        only = config.debug_rollout_only
+        self.updates = (StandingVersion if only else Updates)(world.weights, schedule, around)
         freshness = Freshness(gate, self.updates.settled, self._failure, self.updates.retry)
-        batches = BatchMaker(self.pool, book, freshness, advantage_settings(config))
+        made = SampledBatches if only else BatchMaker
+        batches = made(self.pool, book, freshness, advantage_settings(config), world.made)
         self._parts = Parts(
             batches,
             world.trainer,

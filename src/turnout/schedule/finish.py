@@ -50,6 +50,7 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     extra["data_bytes"] = sum(event.bytes for event in of_kind(events, VersionPublished))
     extra["later_turns_cache_hit"] = outcome.curves.cache_hit
     extra["engines"] = engine_summary(events)
+    extra |= {"weights_root": outcome.weights_root} if outcome.weights_root else {}
     extra |= lag_summary(events) | models_summary(events)
     for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
         first, last = _points(outcome.evals, name)

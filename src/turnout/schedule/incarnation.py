@@ -52,6 +52,7 @@ from turnout.schedule.resume_ledger import returning_groups
 from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_models import RunModels
+from turnout.schedule.saved_batches import SavedBatches, SavedPlan
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.stall_watch import Parties
 from turnout.schedule.train_wiring import trainer_settings
@@ -68,6 +69,7 @@ from turnout.serving.launcher import Engine, launch
 from turnout.serving.left_behind import end_left_behind, taken_over
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
+from turnout.train.untrained import UntrainedBackend
 from turnout.transfer.transport import Transport
 from turnout.transfer.updater import Updater
 from turnout.weights.store import WeightStore
@@ -102,6 +104,7 @@ class RunOutcome:
     curves: Curves = field(default_factory=Curves)
     evals: EvalRuns | None = None
     final_folder: Path | None = None
+    weights_root: str = ""  # of a run without versions
     traffic: Traffic = field(default_factory=Traffic)
 
 
@@ -179,12 +182,15 @@ class Incarnation:
             self.outcome.evals = evals = self._evaluations(inputs, updater, rewards, around)
             evals.restore(written.points, standing_versions(book.ledger.versions(), begin.step))
             about = About(self._run.run_id, begin.incarnation, inputs.fingerprints[0].digest, inputs.source)
-            plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
             checkpoints = RunCheckpoints(
-                plan, self._files, trainer, contents_of(about, written, store, updater)
+                wiring.save_plan(config, self.paths.checkpoints, inputs.model),
+                self._files,
+                trainer,
+                contents_of(about, written, store, updater),
             )
-            parts = generator, models.informed(trainer), weights, evals, checkpoints, reporter, self._phases
-            world = World(self._clock, events, inputs.source, *parts)
+            saved = SavedBatches(trainer, SavedPlan(config, self.paths.root, inputs.steps), self._files)
+            parts = generator, models.informed(saved), weights, evals, checkpoints, reporter, self._phases
+            world = World(self._clock, events, inputs.source, *parts, saved.taken)
             plane = ControlPlane(config, world, book, inputs.steps)
             self.parties.pool = plane.pool
             if self.paths.resumed:
@@ -284,7 +290,6 @@ class Incarnation:
         if self._engines.router is not None:
             await self._engines.router.check()
         self.paths.weights.mkdir(parents=True, exist_ok=True)
-        settings = trainer_settings(config, inputs.model, inputs.steps)
         plans = beginning_roster(config)
         keep = self._beginning.checkpoint is not None  # else they would need the weights of the beginning
         wanted = frozenset(plan.engine_id for plan in plans if keep)
@@ -292,10 +297,16 @@ class Incarnation:
         with self._phases("start"):
             await self._run.cluster.open()
             engines = self._engines.begin(plans, config.engines_needed)
-            results = await asyncio.gather(trainer.start(settings), engines, return_exceptions=True)
+            results = await asyncio.gather(self._trainer(inputs, trainer), engines, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _trainer(self, inputs: RunInputs, trainer: TrainerThread) -> None:
+        if self.config.debug_rollout_only:
+            trainer.hold(UntrainedBackend(inputs.model, self.config.dtype))
+        else:
+            await trainer.start(trainer_settings(self.config, inputs.model, inputs.steps))
 
     async def _opened(self, store: WeightStore, origin: Origin) -> tuple[Transport, WeightVersion]:
         with self._phases("start"):

@@ -45,7 +45,7 @@ class RunLimits:
         """Waits until the run should stop."""
         await self._event.wait()
 
-    async def within(self, work: Coroutine[object, object, None], ledger: Ledger) -> None:
+    async def within(self, work: Coroutine[object, object, None], ledger: Ledger | None) -> None:
         """Runs `work` within the limits; raises RunCut where it was cut off."""
         main = asyncio.ensure_future(work)
         grace = asyncio.ensure_future(self._grace(main))
@@ -80,8 +80,8 @@ class RunLimits:
                 self.stop(PAUSED, f"--run-dir-max-gb {limit:g}: {self._root} holds {found:.3g} GB")
             await self._clock.sleep(SIZE_S)
 
-    async def _renew(self, ledger: Ledger) -> None:
-        while True:
+    async def _renew(self, ledger: Ledger | None) -> None:
+        while ledger is not None:
             await self._clock.sleep(LEASE_S / 8)
             ledger.renew()
 

@@ -46,9 +46,16 @@ class BatchMaker:
     a TrainBatch, ends them in the book."""
 
     def __init__(
-        self, pool: RolloutPool, book: GroupBook, freshness: Freshness, advantage: AdvantageSettings
+        self,
+        pool: RolloutPool,
+        book: GroupBook,
+        freshness: Freshness,
+        advantage: AdvantageSettings,
+        made: Callable[[StepBatch], None] = lambda _: None,
     ) -> None:
+        """`made` is told of each batch."""
         self._pool, self._book, self._fresh, self._advantage = pool, book, freshness, advantage
+        self._made = made
 
     async def take(self, step: int) -> StepBatch | None:
         groups: list[RolloutGroup] = []
@@ -77,7 +84,9 @@ class BatchMaker:
         train = TrainBatch(step, versions[0] if versions else "", samples)
         lags = gate.count(groups, step)
         numbers = (got.failed, got.filtered, got.short, got.last)
-        return StepBatch(step, groups, train, *numbers, lags, masked, evicted)
+        batch = StepBatch(step, groups, train, *numbers, lags, masked, evicted)
+        self._made(batch)
+        return batch
 
     async def _taken(self, count: int, step: int) -> Taken:
         """So many groups. Where none can come since the last update failed, and no slot is free, it is tried again:
@@ -138,6 +147,10 @@ class TrainerThread:
 
     async def start(self, settings: TrainerSettings) -> None:
         self._backend = await self._run("the trainer to load", lambda: make_backend(settings))
+
+    def hold(self, backend: TrainBackend) -> None:
+        """In place of `start`: this trainer."""
+        self._backend = backend
 
     async def train(self, batch: TrainBatch) -> dict[str, float]:
         report: StepReport = await self._run("a train step", lambda: self.backend.train(batch))

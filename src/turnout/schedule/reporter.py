@@ -82,6 +82,7 @@ class RunReporter:
         self._started, self._step_started = clock.now(), clock.now()
         self._view = RunView("")
         self._told_evals = 0
+        self.trains = True  # else the run only samples
         self.waits: Callable[[], tuple[str, bool]] = lambda: (
             "",
             False,
@@ -118,7 +119,7 @@ class RunReporter:
         seconds = self._phases.take()
         now = self._clock.now()
         total, self._step_started = now - self._step_started - seconds.get("evaluate", 0.0), now
-        row = step_row(batch, metrics, version)
+        row = step_row(batch, version) | (train_row(metrics) if self.trains else {})
         published = self._sources.published()
         if published is not None:
             row |= {"weights/bytes": published.bytes, "weights/density": published.density}
@@ -126,19 +127,14 @@ class RunReporter:
         before, self.curves.later_turns = self.curves.later_turns, self._sources.later_turns()
         hit = share(*(now - then for now, then in zip(self.curves.later_turns, before)))
         row |= {} if hit is None else {CACHE_HIT: hit}
-        self._events.emit(
-            StepTrained(
-                batch.step,
-                len(batch.groups),
-                int(metrics["tokens"]),
-                int(metrics["optimizer_steps"]),
-                [[lag, tokens] for lag, tokens in sorted(batch.lags.items())],
-                batch.masked,
-            )
-        )
+        if self.trains:
+            numbers = int(metrics["tokens"]), int(metrics["optimizer_steps"])
+            lags = [[lag, tokens] for lag, tokens in sorted(batch.lags.items())]
+            self._events.emit(StepTrained(batch.step, len(batch.groups), *numbers, lags, batch.masked))
         self._metrics.write(batch.step + 1, row)
         self.curves.rewards.append(row[REWARD])
-        self.curves.mismatch.append(row[MISMATCH])
+        if self.trains:
+            self.curves.mismatch.append(row[MISMATCH])
         self.curves.seconds.append(total)
         recent = self.curves.seconds[-RECENT_STEPS:]
         self._view = RunView(
@@ -148,7 +144,7 @@ class RunReporter:
             version=version.label,
             tokens_per_second=row["tokens/response"] / total if total > 0 else None,
             response_len=row[RESPONSE_LEN],
-            mismatch=row[MISMATCH],
+            mismatch=row.get(MISMATCH),
             lag=(row[LAG], max(batch.lags)) if batch.lags else None,
             phase_seconds=tuple((name, seconds.get(name, 0.0)) for name in PHASES),
             seconds_per_step=sum(recent) / len(recent),
@@ -201,13 +197,13 @@ def _number(row: Row, key: str) -> float:
     return math.nan if value is None else value
 
 
-def step_row(batch: StepBatch, metrics: dict[str, float], version: WeightVersion) -> dict[str, float]:
-    """The metrics row of a step: rollout numbers from the batch, the trainer's own under train/."""
+def step_row(batch: StepBatch, version: WeightVersion) -> dict[str, float]:
+    """What the metrics row of a step tells of its batch."""
     members = [t for group in batch.groups for t in group.trajectories]
     lengths = [len(t.response_ids) for t in members]
     rewards = [reward for group in batch.groups for reward in group.rewards]
     equal = sum(max(group.rewards) == min(group.rewards) for group in batch.groups)
-    row = {
+    return {
         REWARD: sum(rewards) / len(rewards),
         RESPONSE_LEN: sum(lengths) / len(lengths),
         "rollout/truncated_share": sum(t.finish is Finish.LENGTH for t in members) / len(members),
@@ -221,10 +217,13 @@ def step_row(batch: StepBatch, metrics: dict[str, float], version: WeightVersion
         "rollout/lag_max": max(batch.lags, default=0),
         "tokens/response": sum(lengths),
         "tokens/prompt": sum(len(group.prompt.token_ids) for group in batch.groups),
-        "optimizer_steps": metrics["optimizer_steps"],
         "weight_version": version.counter,
-        MISMATCH: metrics["mismatch_mean"],
     }
+
+
+def train_row(metrics: dict[str, float]) -> dict[str, float]:
+    """What it tells of the train step: the trainer's numbers under train/, its timings under seconds/."""
+    row = {"optimizer_steps": metrics["optimizer_steps"], MISMATCH: metrics["mismatch_mean"]}
     for name, value in metrics.items():
         if name.startswith("seconds_"):
             row[f"{SECONDS}train_{name.removeprefix('seconds_')}"] = value

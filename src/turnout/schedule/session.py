@@ -82,6 +82,7 @@ class Session:
             for event in (opening, *untold(ledger, before)):
                 events.emit(event)
             reporter = RunReporter(events, metrics, panel, phases, clock)
+            reporter.trains = not run.config.debug_rollout_only
             self.outcome.curves = reporter.curves
             written = Written(events, metrics, GroupBook(events, ledger), reporter, points)
             work = Incarnation(run, self._engines, phases, self.outcome, self.limits.stopped)

@@ -217,11 +217,12 @@ def engine_care(config: RunConfig) -> Care:
 
 def save_plan(config: RunConfig, folder: Path, model: Path) -> SavePlan:
     """`folder` is where checkpoints go, `model` has config and tokenizer for the export."""
+    trains = not config.debug_rollout_only
     return SavePlan(
         folder,
-        config.save is not None or config.save_interval is not None,
+        trains and (config.save is not None or config.save_interval is not None),
         config.save_interval,
-        Path(config.save_hf) if config.save_hf is not None else None,
+        Path(config.save_hf) if config.save_hf is not None and trains else None,
         model,
         config.update_weight_buffer_size,
     )

@@ -23,8 +23,8 @@ from turnout.core.types import TrainSample
 LENGTHS = ".lengths"
 
 
-def bytes_of(samples: Sequence[TrainSample]) -> bytes:
-    """See the module."""
+def bytes_of(samples: Sequence[TrainSample], metadata: dict[str, str] | None = None) -> bytes:
+    """See the module; `metadata` goes into the header."""
     columns: dict[str, NDArray[Any]] = {"samples": np.array([len(samples)])}
     for field in fields(TrainSample):
         values = [getattr(sample, field.name) for sample in samples]
@@ -34,7 +34,7 @@ def bytes_of(samples: Sequence[TrainSample]) -> bytes:
         else:
             columns[field.name] = numbers
             columns[field.name + LENGTHS] = np.array([len(value) for value in values], np.int64)
-    return save(columns)
+    return save(columns, metadata)
 
 
 def samples_of(data: bytes) -> tuple[TrainSample, ...]:

@@ -99,6 +99,7 @@ class TrainStep:
             parts.optimizer, settings.optimizer, settings.max_nonfinite_steps, "the policy"
         )
         self._steps_done = 0
+        self._half_done = False  # an optimizer step of the train step under way was applied
         self._low_ess_in_a_row = 0
 
     @property
@@ -122,6 +123,7 @@ class TrainStep:
             tally.sums = TokenSums(tokens=sum(sum(s.loss_mask) for s in samples))
         self._gather(tally)
         self._steps_done += 1
+        self._half_done = False
         self._check_ess(batch.step, tally.sums.effective_sample_share)
         return self._report(batch, len(samples), tally, self._now() - started)
 
@@ -181,6 +183,7 @@ class TrainStep:
         if self._critic is not None:
             rewards = [terminal_rewards(s.reward, s.loss_mask) - cost for s, cost in zip(samples, costs)]
             samples, tally.critic = self._critic.step(samples, rewards)
+            self._half_done = True
         elif how.kl_coef:
             samples = with_costs(batch.samples, samples, costs, how)
         coef = self.settings.opd_kl_coef
@@ -225,6 +228,7 @@ class TrainStep:
         if done.applied:
             tally.lr = done.lr
             tally.applied += 1
+            self._half_done = True
         else:
             tally.skipped += 1
         tally.optimizer += self._now() - started
@@ -321,14 +325,16 @@ class TrainStep:
 
     @property
     def counters(self) -> Counters:
-        """What a checkpoint keeps beside the tensors."""
+        """What a checkpoint keeps beside the tensors. Raises TrainError where a train step ended in its middle."""
+        if self._half_done:
+            raise TrainError("the trainer stands in the middle of a train step")
         low, critic = self._low_ess_in_a_row, self._critic
         theirs = (0, 0) if critic is None else critic.steps.counts()
         return Counters(self._steps_done, *self._steps.counts(), low, *theirs)
 
     @counters.setter
     def counters(self, counters: Counters) -> None:
-        self._steps_done = counters.steps_done
+        self._steps_done, self._half_done = counters.steps_done, False
         self._low_ess_in_a_row = counters.low_ess_in_a_row
         self._steps.restore(counters.optimizer_steps, counters.nonfinite_in_a_row)
         if self._critic is not None:

@@ -84,7 +84,6 @@ def test_underscores_in_a_flag_are_told_with_the_right_spelling():
 @pytest.mark.parametrize(
     "flag",
     [
-        "--debug-rollout-only",
         "--lora-rank",
         "--speculative-draft-model",
         "--image-key",

@@ -20,6 +20,8 @@ GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
 RLOO = ["--advantage-estimator", "rloo"]
+SAVED = ["--num-rollout", "1", "--save-debug-rollout-data", "quick.yaml"]
+
 EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
 
 PPO = ["--advantage-estimator", "ppo"]
@@ -338,6 +340,21 @@ REFUSED = [
     (["--save", "model"], "--save", "the same place as --hf-checkpoint"),
     (["--run-dir", "train.jsonl/../out", "--save", "out"], "--save", "the same place as --run-dir"),
     (["--save", "quick.yaml"], "--save", "no folder"),
+    (
+        [*SAVED, "--load-debug-rollout-data", "./model/../quick.yaml"],
+        "--save-debug-rollout-data",
+        "the same place as",
+    ),
+    (["--save-debug-rollout-data", "one.st"], "--save-debug-rollout-data", "would replace the file"),
+    (["--save-debug-rollout-data", "{step}_{rollout_id}"], "--save-debug-rollout-data", "{step} stands for"),
+    (["--load-debug-rollout-data", "{rollout_id}.st"], "--load-debug-rollout-data", "there is no 0.st"),
+    (["--load-debug-rollout-data", "model"], "--load-debug-rollout-data", "holds no batch.safetensors"),
+    (["--debug-train-only"], "--debug-train-only", "nothing to train on"),
+    (
+        ["--load-debug-rollout-data", "quick.yaml", "--debug-rollout-only"],
+        "--debug-rollout-only",
+        "the other half",
+    ),
     (["--save", ""], "--save", "empty"),
     (["--run-dir", "out", "--ledger-dir", "./out"], "--ledger-dir", "the same place as --run-dir"),
     (["--ledger-dir", "quick.yaml"], "--ledger-dir", "no folder"),
