@@ -50,8 +50,8 @@ class Probes:
 class Around:
     """What the engines have to do with. `phase`: what the run is at; `lost`: told of a death and what follows;
     `joins`: takes a new life in, which EngineDead ends; `unasked`: why an engine that is alive will never be asked
-    again (empty: it will); `changing`: its weights are being put into place, and it may be late to answer, unless its
-    process stands still."""
+    again (empty: it will); `changing`: its weights are being put into place, and it may be late to answer, unless
+    its process stands still."""
 
     phase: Callable[[], str]
     lost: Callable[[EngineDead, str], None]

@@ -14,6 +14,7 @@ s = prefix rows + m keys.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from turnout.core.errors import InvariantBroken
+from turnout.train.native_ops import call, usable
 from turnout.train.packing import Block
 
 NAME = "turnout_packed"
@@ -44,6 +46,9 @@ class BlockBatch:
         segment = torch.repeat_interleave(
             torch.arange(len(blocks[0].segments)), torch.tensor(blocks[0].segments)
         )
+        starts = np.cumsum([0, *blocks[0].segments[:-1]])
+        first = np.repeat(starts, blocks[0].segments).astype(np.int64)
+        self.first = torch.from_numpy(first)  # own key that a query sees first: that of its segment
         hidden = (segment[:, None] != segment[None, :]) | torch.ones(
             self.own, self.own, dtype=torch.bool
         ).triu(1)
@@ -96,10 +101,23 @@ def _unfold(x: Tensor, batch: BlockBatch, key_heads: int) -> Tensor:
 
 def _weights(q: Tensor, k: Tensor, batch: BlockBatch, scale: float) -> Tensor:
     """Attention weights [N * Hk, R * m, s]: products in the compute dtype, softmax in fp32 inside."""
-    scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if usable(scores):
+        rows = scores.shape[0] * scores.shape[1]
+        call("turnout_masked_softmax", scores, batch.first, rows, batch.own, batch.prefix, scale)
+        return scores
+    scores.mul_(scale)
     own = scores.view(scores.shape[0], -1, batch.own, batch.keys)[..., batch.prefix :]
     own.masked_fill_(batch.hidden, float("-inf"))
     return torch.softmax(scores, -1)
+
+
+def _score_gradient(d_weights: Tensor, weights: Tensor, scale: float) -> Tensor:
+    if not usable(weights):
+        return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
+    *lead, keys = weights.shape
+    call("turnout_masked_softmax_backward", weights, d_weights, math.prod(lead), keys, scale)
+    return d_weights
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -129,7 +147,7 @@ class _PackedAttention(torch.autograd.Function):
             weights = _weights(queries, keys, batch, ctx.scale)
             d_out = _queries(grads[0], batch, heads)
             d_weights = torch.bmm(d_out, values.transpose(1, 2))
-            d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(ctx.scale)
+            d_scores = _score_gradient(d_weights, weights, ctx.scale)
             dq.append(_unfold(torch.bmm(d_scores, keys), batch, heads))
             dk.append(torch.bmm(d_scores.transpose(1, 2), queries))
             dv.append(torch.bmm(weights.transpose(1, 2), d_out))

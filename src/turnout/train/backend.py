@@ -123,8 +123,8 @@ class TrainBackend(Protocol):
 
 @runtime_checkable
 class Offloading(Protocol):
-    """A TrainBackend that gives the memory of weights, gradients and optimizer back between steps. From `offload` to
-    `onload` its export, save and load work on what is kept; train and logprobs raise InvariantBroken."""
+    """A TrainBackend that gives the memory of weights, gradients and optimizer back between steps. From `offload`
+    to `onload` its export, save and load work on what is kept; train and logprobs raise InvariantBroken."""
 
     def offload(self) -> GivenBack: ...
 

@@ -2,9 +2,10 @@
 
 Rows go through in chunks, the vocabulary in blocks, with a running maximum and sum (an online softmax), so
 only [chunk, block] logits exist; backward computes each block of logits again. Matrix products are in the
-compute dtype, everything between them in fp32. The weight's gradient goes to a `GradientSlot` in fp32 where
-one is given, so that no second [vocabulary, hidden] tensor is made. Where ranks hold parts of the vocabulary,
-each goes through its own words; what crosses ranks is [M] forward and [M, H] backward.
+compute dtype, everything between them in fp32 (bf16 on a CPU: one pass of C over a block). The weight's
+gradient goes to a `GradientSlot` in fp32 where one is given, so that no second [vocabulary, hidden] tensor is
+made. Where ranks hold parts of the vocabulary, each goes through its own words; what crosses ranks is [M]
+forward and [M, H] backward.
 
 Legend: M tokens, H hidden, V vocabulary, c rows of a chunk, b words of a block.
 """
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from turnout.train.native_ops import call, usable
 from turnout.train.parameters import GradientSlot
 
 VOCABULARY_BLOCK = 4096
@@ -49,25 +51,32 @@ class HeadOptions:
 class _Block:
     """Buffers of one [c, b] piece of logits, allocated once and used by every block."""
 
-    def __init__(self, rows: int, words: int, like: Tensor) -> None:
+    def __init__(self, options: HeadOptions, hidden_MH: Tensor, words: int) -> None:
+        like, self.temperature = hidden_MH, options.temperature
+        rows, words = min(options.chunk, len(hidden_MH)), min(VOCABULARY_BLOCK, words)
         self.raw = torch.empty(rows * words, dtype=like.dtype, device=like.device)
-        self.wide = torch.empty(rows * words, dtype=torch.float32, device=like.device)
-        self.exp = torch.empty(rows * words, dtype=torch.float32, device=like.device)
+        size = 0 if usable(like) else rows * words
+        self.wide = torch.empty(size, dtype=torch.float32, device=like.device)
+        self.exp = torch.empty(size, dtype=torch.float32, device=like.device)
 
-    def logits(self, hidden_cH: Tensor, weight_bH: Tensor, temperature: float) -> Tensor:
-        """fp32 logits / temperature, valid until the next call."""
+    def product(self, hidden_cH: Tensor, weight_bH: Tensor) -> Tensor:
+        """Logits in the compute dtype, valid until the next call."""
         shape = (hidden_cH.shape[0], weight_bH.shape[0])
-        size = shape[0] * shape[1]
-        raw = torch.mm(hidden_cH, weight_bH.t(), out=self.raw[:size].view(shape))
-        wide = self.wide[:size].view(shape)
-        return wide.copy_(raw) if temperature == 1.0 else torch.div(raw, temperature, out=wide)
+        return torch.mm(hidden_cH, weight_bH.t(), out=self.raw[: shape[0] * shape[1]].view(shape))
+
+    def logits(self, hidden_cH: Tensor, weight_bH: Tensor) -> Tensor:
+        """fp32 logits / temperature, valid until the next call."""
+        raw = self.product(hidden_cH, weight_bH)
+        wide = self.wide[: raw.numel()].view(raw.shape)
+        return wide.copy_(raw) if self.temperature == 1.0 else torch.div(raw, self.temperature, out=wide)
 
 
 def _forward_chunk(
     hidden_cH: Tensor, weight: Tensor, targets_c: Tensor, options: HeadOptions, block: _Block
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of one chunk, fp32 [c]: the highest logit, the sum of exp(logit - highest), the sum of exp(logit - highest)
-    (logit - highest) (0 without entropy), and the target's logit (0 where the target is another rank's word)."""
+    (logit - highest) (of no use without entropy), and the target's logit (0 where the target is a word of another
+    rank)."""
     rows, words = hidden_cH.shape[0], weight.shape[0]
     peak = torch.full((rows,), float("-inf"), device=hidden_cH.device)
     total = torch.zeros(rows, device=hidden_cH.device)
@@ -75,8 +84,12 @@ def _forward_chunk(
     chosen = torch.zeros(rows, device=hidden_cH.device)
     for start in range(0, words, VOCABULARY_BLOCK):
         part = weight[start : start + VOCABULARY_BLOCK]
-        z = block.logits(hidden_cH, part, options.temperature)
         local = targets_c - options.first - start
+        if usable(hidden_cH):
+            raw, sums = block.product(hidden_cH, part), (peak, total, moment, chosen)
+            call("turnout_head_sums", raw, local, *sums, *raw.shape, 1 / block.temperature)
+            continue
+        z = block.logits(hidden_cH, part)
         inside = (local >= 0) & (local < part.shape[0])
         picked = z.gather(1, local.clamp(0, part.shape[0] - 1)[:, None])[:, 0]
         chosen = torch.where(inside, picked, chosen)
@@ -106,6 +119,34 @@ def _over_ranks(columns: tuple[Tensor, ...], part: VocabularyPart) -> tuple[Tens
     return highest, *sums
 
 
+def _logits_gradient(
+    hidden_cH: Tensor,
+    part_bH: Tensor,
+    local_c: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    block: _Block,
+) -> Tensor:
+    """The gradient of a block of logits in the compute dtype [c, b], times the temperature. `saved`: log-sums and
+    entropies; gradients of log-probs and entropies over the temperature."""
+    lse, entropy, scaled, of_entropy = saved
+    if usable(hidden_cH):
+        raw = block.product(hidden_cH, part_bH)
+        call("turnout_head_gradient", raw, local_c, *saved, *raw.shape, 1 / block.temperature)
+        return raw
+    z = block.logits(hidden_cH, part_bH)
+    z.sub_(lse[:, None])
+    if of_entropy is None:
+        d = z.exp_().mul_(scaled[:, None]).neg_()
+    else:  # dH/dz = -p (log p + H)
+        p = torch.exp(z, out=block.exp[: z.numel()].view(z.shape))
+        z.add_(entropy[:, None]).mul_(of_entropy[:, None]).add_(scaled[:, None])
+        d = z.mul_(p).neg_()
+    inside = (local_c >= 0) & (local_c < part_bH.shape[0])
+    at = local_c.clamp(0, part_bH.shape[0] - 1)[:, None]
+    d.scatter_add_(1, at, torch.where(inside, scaled, 0.0)[:, None])
+    return block.raw[: d.numel()].view(d.shape).copy_(d)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -116,7 +157,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         how: tuple[HeadOptions, GradientSlot | None],
     ) -> tuple[Tensor, Tensor]:
         options, ctx.slot = how
-        block = _Block(min(options.chunk, hidden.shape[0]), min(VOCABULARY_BLOCK, weight.shape[0]), hidden)
+        block = _Block(options, hidden, weight.shape[0])
         parts = [
             _forward_chunk(h, weight, t, options, block)
             for h, t in zip(hidden.split(options.chunk), targets.split(options.chunk))
@@ -126,7 +167,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             columns = _over_ranks(columns, options.part)
         peak, total, moment, chosen = columns
         lse = peak + total.log()
-        entropy = total.log() - moment / total if options.entropy else moment
+        entropy = total.log() - moment / total if options.entropy else torch.zeros_like(total)
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.options = options
         ctx.set_materialize_grads(False)  # None tells that nothing trains on the entropy
@@ -139,7 +180,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         slot: GradientSlot = ctx.slot or GradientSlot(torch.empty(weight.shape, device=weight.device))
         scaled = torch.zeros_like(lse) if grads[0] is None else grads[0].float() / options.temperature
         of_entropy = None if grads[1] is None else grads[1].float() / options.temperature
-        block = _Block(min(options.chunk, hidden.shape[0]), min(VOCABULARY_BLOCK, weight.shape[0]), hidden)
+        block = _Block(options, hidden, weight.shape[0])
         d_hidden = torch.empty_like(hidden)
         for first in range(0, hidden.shape[0], options.chunk):
             rows = slice(first, first + options.chunk)
@@ -147,19 +188,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
             wide = torch.zeros(hidden[rows].shape, device=hidden.device)
             for start in range(0, weight.shape[0], VOCABULARY_BLOCK):
                 part = weight[start : start + VOCABULARY_BLOCK]
-                z = block.logits(hidden[rows], part, options.temperature)
-                z.sub_(lse[rows, None])
-                if of_entropy is None:
-                    d = z.exp_().mul_(scaled[rows, None]).neg_()
-                else:  # dH/dz = -p (log p + H)
-                    p = torch.exp(z, out=block.exp[: z.numel()].view(z.shape))
-                    z.add_(entropy[rows, None]).mul_(of_entropy[rows, None]).add_(scaled[rows, None])
-                    d = z.mul_(p).neg_()
                 local = targets[rows] - options.first - start
-                inside = (local >= 0) & (local < part.shape[0])
-                at = local.clamp(0, part.shape[0] - 1)[:, None]
-                d.scatter_add_(1, at, torch.where(inside, scaled[rows], 0.0)[:, None])
-                narrow = block.raw[: d.numel()].view(d.shape).copy_(d)
+                saved = (
+                    lse[rows],
+                    entropy[rows],
+                    scaled[rows],
+                    None if of_entropy is None else of_entropy[rows],
+                )
+                narrow = _logits_gradient(hidden[rows], part, local, saved, block)
                 wide.add_(torch.mm(narrow, part))
                 grad = torch.mm(narrow.t(), hidden[rows])
                 target = slot.buffer[start : start + VOCABULARY_BLOCK]

@@ -1,4 +1,4 @@
-"""docs/algorithms: a page for every algorithm, which the index lists with what it really is, and no flag that isn't."""
+"""docs/algorithms: a page for every algorithm, in the index with what it really is, and no flag that isn't."""
 
 from __future__ import annotations
 
