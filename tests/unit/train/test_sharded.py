@@ -11,6 +11,7 @@ import torch
 from tests.ranks import Ranks
 from tests.train_models import batch_of, gradients, make_model, make_samples, settings_for
 from turnout.train.local import LocalBackend
+from turnout.train.settings import AdvantageSettings, OffPolicy
 from turnout.train.sharded import ShardedBackend
 
 WORLDS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # data parallel x tensor parallel
@@ -51,6 +52,15 @@ def gradients_job(cases):
     return [sharded_gradients(*case) for case in cases]
 
 
+def other_algorithm(folder):
+    """GSPO, whose ratio is of whole responses, with a KL in the reward: advantages are of all ranks' log-probs."""
+    model = make_model(folder / "gspo", words=WORDS)
+    loss = {"eps_clip": 0.02, "opsm_delta": 0.01, "off_policy": OffPolicy(rollout_logprobs=True)}
+    base = settings_for(model, name="gspo", kl_kind="k1", max_tokens_per_micro_batch=40, **loss)
+    reference = make_model(folder / "reference", words=WORDS, seed=9)
+    return replace(base, advantage=AdvantageSettings(kl_coef=0.1), reference=reference)
+
+
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_gradients_equal_one_process_for_any_packing(tmp_path, ranks, world):
     cases = []
@@ -62,8 +72,9 @@ def test_gradients_equal_one_process_for_any_packing(tmp_path, ranks, world):
             )
             cases.append((sharded(settings, world), make_samples(seed=4, groups=4, members=4)))
     one = (cases[0][0], make_samples(seed=4)[:1])  # fewer samples than ranks
-    found = ranks.run(world[0] * world[1], gradients_job, [*cases, one])
-    for number, (settings, samples) in enumerate([*cases, one]):
+    cases += [one, (sharded(other_algorithm(tmp_path), world), make_samples(seed=5, groups=4, members=3))]
+    found = ranks.run(world[0] * world[1], gradients_job, cases)
+    for number, (settings, samples) in enumerate(cases):
         loss, expected = gradients(LocalBackend(settings), samples)
         for rank in found:
             assert rank[number][0].loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
