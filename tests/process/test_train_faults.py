@@ -115,11 +115,11 @@ def test_five_mistakes_are_all_told(tmp_path: Path) -> None:
         "rollout_batch_size: many\n"  # not a number
         "lr: -1\n"  # out of range
         "rollout_top_p: 0.9\n"  # cuts the distribution
-        "offload: true\n"  # not yet
+        "release_train: true\n"  # not yet
     )
     status, _, err = ended(start("train", str(bad)), 60)
     assert status == 2 and "5 faults" in err
-    for word in ("rollout_temperature", "--rollout-batch-size", "--lr", "--rollout-top-p", "offload"):
+    for word in ("rollout_temperature", "--rollout-batch-size", "--lr", "--rollout-top-p", "release_train"):
         assert word in err, word
     assert "Traceback" not in err
 

@@ -197,12 +197,6 @@ def one_machine(c: RunConfig) -> Iterator[Fault]:
         )
 
 
-def shared_devices_take_turns(c: RunConfig) -> Iterator[Fault]:
-    if c.colocate and c.schedule != "sync":
-        reason = f"--schedule {c.schedule} samples while it trains, and both would be on the same devices"
-        yield Fault("--colocate", "", reason, "use --schedule sync, or leave it out")
-
-
 def each_group(c: RunConfig, rules: tuple[Rule, ...], updated: bool = False) -> Iterator[Fault]:
     """The faults that `rules` see in a group of the file, taken as the only one of the run; with `updated` only in
     those that get the trainer's weights."""
@@ -285,5 +279,4 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     both_halves_are_needed,
     trainer_is_one_process,
     one_machine,
-    shared_devices_take_turns,
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from turnout.config.check_algorithm import ALGORITHM_CHECKS
+from turnout.config.check_colocated import COLOCATED_CHECKS
 from turnout.config.check_critic import CRITIC_CHECKS
 from turnout.config.check_debug import DEBUG_CHECKS
 from turnout.config.check_engines import ENGINE_CHECKS, deterministic_threads, step_holds_decodes
@@ -323,6 +324,7 @@ CHECKS: tuple[Check, ...] = (
     *SGLANG_CHECKS,
     *EXTERNAL_CHECKS,
     *TOPOLOGY_CHECKS,
+    *COLOCATED_CHECKS,
     groups_fit,
     *ROUTER_CHECKS,
     *SCHEDULE_CHECKS,

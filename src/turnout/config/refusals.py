@@ -16,9 +16,6 @@ _SECRET = re.compile(r"(^|[_-])(token|secret|password|passwd|credential|api[_-]?
 
 # Name -> (what it is, what to do meanwhile). A name that ends in `*` stands for all that begin so.
 NOT_YET: dict[str, tuple[str, str]] = {
-    "offload": ("giving memory back between phases", "leave it out: both halves stay resident"),
-    "offload_train": ("giving the trainer's memory back", "leave it out: the trainer stays resident"),
-    "offload_rollout": ("giving the engines' memory back", "leave it out: the engines stay resident"),
     **dict.fromkeys(
         (
             "tensor_model_parallel_size",

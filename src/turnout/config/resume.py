@@ -30,6 +30,7 @@ MAY_DIFFER = frozenset(
         *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
         *("sglang_config", "rollout_num_gpus", "num_gpus_per_node", "colocate"),
         *("cluster", "ray_address"),
+        *("offload", "offload_train", "offload_rollout"),
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),
         # deadlines
         *("engine_start_timeout_s", "rollout_health_check_interval", "rollout_health_check_timeout"),

@@ -182,6 +182,16 @@ class RunConfig(
         return self.max_staleness if self.partial_rollout else min(self.lead, self.max_staleness)
 
     @property
+    def offloads_train(self) -> bool:
+        """Whether the trainer gives its memory back between steps."""
+        return self.offload or self.offload_train
+
+    @property
+    def offloads_rollout(self) -> bool:
+        """Whether the engines give theirs back while it trains."""
+        return self.offload or self.offload_rollout
+
+    @property
     def groups(self) -> tuple[Group, ...]:
         """Every group of engines that the run starts, placeholders too; raises ConfigError where the file of
         --sglang-config is no good."""

@@ -104,7 +104,7 @@ NOTES: dict[str, str] = {
     "kl_coef": "for every estimator, summed over a response; slime's baseline variant takes each token's own",
     "kl_loss_type": "the default is k3, in the reward k1",
     "eps_clip": "the default follows the estimator",
-    "colocate": "devices are shared, memory is not given back between phases",
+    "colocate": "devices are shared; memory is given back where --offload or one of its halves is given",
     "num_rollout": "with --num-epoch as well, whichever comes first ends the run",
 }
 

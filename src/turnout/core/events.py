@@ -225,6 +225,15 @@ class VersionAborted(Event):
 
 
 @dataclass(frozen=True)
+class MemoryReleased(Event):
+    """An engine, or the trainer, gave back `asked` bytes by its own account; what it holds fell by `fell`."""
+
+    who: str
+    asked: int
+    fell: int
+
+
+@dataclass(frozen=True)
 class EvalDone(Event):
     """A point at the step of its version. `digest` is over token ids and log-probs of all finished samples,
     `pass_at` maps k to pass@k."""

@@ -108,7 +108,8 @@ class Adoption(ControlCalls):
         return [web.post("/adopt", self.adopt)]
 
     async def adopt(self, request: web.Request) -> web.Response:
-        """Belongs to the process `pid` of this machine from now on; what the one before had asked for ends."""
+        """Belongs to the process `pid` of this machine from now on; what the one before had asked for ends, also
+        that memory is given back."""
         pid = (await self.row(request)).get("pid")
         if not self._owner.linger_s:
             raise UserError(Fault("pid", str(pid), "this engine ends with the process that started it"))
@@ -119,6 +120,7 @@ class Adoption(ControlCalls):
         await self._forget()
         await self.compute.do(lambda c: c.abort_all("its controller ended"), COMMAND_DEADLINE_S)
         await self.compute.do(lambda c: c.resume(), COMMAND_DEADLINE_S)
+        await self.compute.do(lambda c: c.memory.resume(None), COMMAND_DEADLINE_S)
         return web.json_response({"engine_id": self.settings.engine_id, "pid": os.getpid()})
 
 

@@ -45,6 +45,11 @@ class Memory:
         gone = [tag for tag in (WEIGHTS, KV_CACHE) if tag in self.released]
         return f"memory is released: {', '.join(gone)}" if gone else self.stale
 
+    @property
+    def unknown(self) -> str | None:
+        """Why it is not known which weights are held; None where it is, with a KV cache or without."""
+        return "the weights' memory is released" if WEIGHTS in self.released else self.stale
+
     def release(self, tags: Sequence[str]) -> Released:
         """Frees what is not released yet; the engine must be idle. Raises UserError for an unknown tag."""
         _check(tags)

@@ -188,10 +188,10 @@ class Server:
         return web.json_response({"weight_version": self.compute.attested.version})
 
     async def weight_version(self, _request: web.Request) -> web.Response:
-        """Ours: what is served, its root digest computed from the live tensors, how verified, and when. A
-        fenced engine answers 503: what it holds is unknown."""
-        if self.compute.core.fenced is not None:
-            return _error(self.compute.core.fenced, 503)
+        """Ours: what is served, its root digest computed from the live tensors, how verified, and when. 503
+        where what it holds is unknown."""
+        if (unknown := self.compute.core.memory.unknown) is not None:
+            return _error(unknown, 503)
         attested = self.compute.attested
         return web.json_response(
             {

@@ -1,8 +1,8 @@
 """Metrics of a run: metrics.jsonl, one row per train step, and TensorBoard where it is asked for.
 
 Owns both sinks and the names of the metrics that panel, plots and summary read. Promises: keys that begin with
-`seconds/` are timings, every other number is repeatable in deterministic mode; a number that isn't finite is
-written as null and counted, never dropped silently.
+`seconds/` are timings, those with `memory/` measured bytes; every other number is repeatable in deterministic
+mode; a number that isn't finite is written as null and counted, never dropped silently.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LAG = "rollout/lag_mean"
 MISMATCH = "train/mismatch_mean_abs_logprob"
 EVAL_SCORE = "eval/score"
 SECONDS = "seconds/"
+MEMORY = "memory/"
 PHASES = ("rollout", "train", "publish", "prepare", "activate")
 
 Row = dict[str, float | None]
@@ -92,7 +93,7 @@ def read_metrics(path: Path) -> list[tuple[int, Row]]:
 
 def repeatable(row: Row) -> Row:
     """The part of a row that must be equal when a deterministic run is repeated."""
-    return {key: value for key, value in row.items() if not key.startswith(SECONDS)}
+    return {key: value for key, value in row.items() if not key.startswith((SECONDS, MEMORY))}
 
 
 def _rewind(path: Path, steps: int) -> None:

@@ -46,18 +46,23 @@ class Probes:
     first_wait_s: float = 0.0
 
 
+async def at_once() -> None:
+    """There is always room."""
+
+
 @dataclass(frozen=True)
 class Around:
     """What the engines have to do with. `phase`: what the run is at; `lost`: told of a death and what follows;
     `joins`: takes a new life in, which EngineDead ends; `unasked`: why an engine that is alive will never be asked
     again (empty: it will); `changing`: its weights are being put into place, and it may be late to answer, unless
-    its process stands still."""
+    its process stands still; `room`: returns when there is memory for an engine."""
 
     phase: Callable[[], str]
     lost: Callable[[EngineDead, str], None]
     joins: Callable[[EngineClient], Awaitable[None]]
     unasked: Callable[[str], str]
     changing: Callable[[str], bool]
+    room: Callable[[], Awaitable[None]] = at_once
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,11 @@ class EngineLives:
         engine = self._engines.get(name)
         return None if engine is None else engine.client
 
+    def pid(self, name: str) -> int | None:
+        """The process of its present life; None: there is none of ours."""
+        engine = self._engines.get(name)
+        return None if engine is None else engine.process.pid
+
     def forget(self, name: str) -> None:
         for table in (self._plans, self._engines, self._health):
             table.pop(name, None)
@@ -184,6 +194,7 @@ class EngineLives:
         """Starts the engine and has it join; why this life ended."""
         before = self.client(name)
         try:
+            await around.room()
             await self.start(self._plans[name])
         except (EngineError, ConfigError) as fault:
             self._health[name] = self._health[name].after(Sign.ENDED)

@@ -18,7 +18,7 @@ from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, Fault, WeightError
 from turnout.core.events import EngineLost
-from turnout.core.ports import Clock, Store
+from turnout.core.ports import Clock, EventSink, Store
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import read_metrics
 from turnout.placement.cluster import Cluster
@@ -31,9 +31,10 @@ from turnout.rollout.worker import Generator, Samples
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import About, Written, contents_of
 from turnout.schedule.checkpoints import RunCheckpoints
+from turnout.schedule.colocated import Colocated, Sharing, Switches
 from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.engine_changes import EngineChanges, Limits
-from turnout.schedule.engine_lives import Around
+from turnout.schedule.engine_lives import Around, at_once
 from turnout.schedule.engine_requests import AddressFile, EngineRequests, beside
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
@@ -53,6 +54,7 @@ from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_models import RunModels
 from turnout.schedule.saved_batches import SavedBatches, SavedPlan
+from turnout.schedule.schedule import schedule_of
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.stall_watch import Parties
 from turnout.schedule.train_wiring import trainer_settings
@@ -71,6 +73,7 @@ from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_launcher import launch_sglang
 from turnout.train.untrained import UntrainedBackend
 from turnout.transfer.transport import Transport
+from turnout.transfer.turns import TakingTurns
 from turnout.transfer.updater import Updater
 from turnout.weights.store import WeightStore
 
@@ -156,6 +159,7 @@ class Incarnation:
         self._run, self._engines, self._phases, self.outcome, self._stop = run, engines, phases, outcome, stop
         self.config, self.paths, self._beginning = run.config, run.paths, run.beginning
         self._clock, self._files = run.clock, run.files
+        self._turns: Colocated | None = None
         self.parties = Parties(phases, lambda: engines.updated, engines.facts)
 
     async def train(self, inputs: RunInputs, written: Written) -> None:
@@ -163,7 +167,7 @@ class Incarnation:
         config, events, book, reporter = self.config, written.events, written.book, written.reporter
         trainer = self.parties.trainer = TrainerThread(self._clock, config.train_step_timeout_s)
         try:
-            await self._start(inputs, trainer)
+            await self._start(inputs, trainer, events)
             await check_engines(config, self._engines.updated)
             store = make_store(config, self.paths.weights, self._files, self._clock, inputs.model)
             begin = self._beginning
@@ -172,7 +176,7 @@ class Incarnation:
             published = Publications(events, book.ledger)
             published.expect(base, 0)
             clients, policy = self._engines.updated, wiring.update_policy(config)
-            updater = Updater(transport, clients, published, self._clock, policy)
+            updater = self._updater = Updater(transport, clients, published, self._clock, policy)
             weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
             models = await RunModels(config, self._engines, transport, events, self._clock).begun()
             rewards = wiring.reward_runner(config, self._clock, models.models)
@@ -188,7 +192,9 @@ class Incarnation:
                 trainer,
                 contents_of(about, written, store, updater),
             )
-            saved = SavedBatches(trainer, SavedPlan(config, self.paths.root, inputs.steps), self._files)
+            saved = SavedBatches(
+                self._learner(trainer), SavedPlan(config, self.paths.root, inputs.steps), self._files
+            )
             parts = generator, models.informed(saved), weights, evals, checkpoints, reporter, self._phases
             world = World(self._clock, events, inputs.source, *parts, saved.taken)
             plane = ControlPlane(config, world, book, inputs.steps)
@@ -250,8 +256,11 @@ class Incarnation:
             work[FILE] = AddressFile(changes, file, kept, clock, reporter.say).run()
         return work
 
+    def _learner(self, trainer: TrainerThread) -> TrainerThread | Colocated:
+        return trainer if self._turns is None else self._turns
+
     def _around(self, updater: Updater, models: RunModels, written: Written) -> Around:
-        events, reporter, fleet = written.events, written.reporter, updater.fleet
+        events, reporter, fleet, turns = written.events, written.reporter, updater.fleet, self._turns
 
         def lost(fault: EngineDead, then: str) -> None:
             events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
@@ -261,6 +270,8 @@ class Incarnation:
             models.lost(fault.engine_id)
 
         async def joins(client: EngineClient) -> None:
+            if turns is not None:
+                await turns.joins(client)
             if not client.plan.updated:
                 reporter.say(f"engine {client.engine_id} {await models.again(client)}")
                 return
@@ -278,14 +289,16 @@ class Incarnation:
             what = "serves again" if serves else "runs again and takes part in the next update"
             reporter.say(f"engine {client.engine_id} {what}")
 
-        return Around(lambda: self._phases.current, lost, joins, fleet.unasked, fleet.changing)
+        room = at_once if turns is None else turns.engines_turn
+        return Around(lambda: self._phases.current, lost, joins, fleet.unasked, fleet.changing, room)
 
     async def _stopped(self, plane: ControlPlane) -> None:
         await self._stop()
         plane.stop()
 
-    async def _start(self, inputs: RunInputs, trainer: TrainerThread) -> None:
-        """Engines and trainer side by side; raises the first failure, the rest is taken down by `run`."""
+    async def _start(self, inputs: RunInputs, trainer: TrainerThread, events: EventSink) -> None:
+        """Engines and trainer side by side, or, where they share memory, one after the other; raises the first
+        failure, the rest is taken down by `run`."""
         config = self.config
         if self._engines.router is not None:
             await self._engines.router.check()
@@ -294,6 +307,16 @@ class Incarnation:
         keep = self._beginning.checkpoint is not None  # else they would need the weights of the beginning
         wanted = frozenset(plan.engine_id for plan in plans if keep)
         await end_left_behind(self.paths.engines, self._clock, wanted)
+        if schedule_of(config).swap:
+            sharing = Sharing(self._engines, lambda: self._updater.fleet)
+            turns = self._turns = Colocated(Switches.of(config), trainer, sharing, events, self._clock)
+            self._phases.guard = turns.check
+            with self._phases("start"):
+                await self._run.cluster.open()
+                await self._trainer(inputs, trainer)
+                await turns.begin()
+                await self._engines.begin(plans, config.engines_needed)
+            return
         with self._phases("start"):
             await self._run.cluster.open()
             engines = self._engines.begin(plans, config.engines_needed)
@@ -306,11 +329,16 @@ class Incarnation:
         if self.config.debug_rollout_only:
             trainer.hold(UntrainedBackend(inputs.model, self.config.dtype))
         else:
-            await trainer.start(trainer_settings(self.config, inputs.model, inputs.steps))
+            kept = self.paths.root / "offload" if self.config.offloads_train else None
+            settings = trainer_settings(self.config, inputs.model, inputs.steps)
+            await trainer.start(replace(settings, offload=kept))
 
     async def _opened(self, store: WeightStore, origin: Origin) -> tuple[Transport, WeightVersion]:
         with self._phases("start"):
-            return await open_plane(self.config, store, self._clock, origin, self._run.run_id)
+            transport, base = await open_plane(self.config, store, self._clock, origin, self._run.run_id)
+        if self._turns is not None:
+            transport = TakingTurns(transport, self._turns, self._clock)
+        return transport, base
 
     async def _routed(self, work: Coroutine[Any, Any, None], reporter: RunReporter) -> None:
         """Runs `work` beside a watch on the router, where there is one."""

@@ -5,7 +5,7 @@ What goes on beside the loop has its seconds too, and no part in `current`. Who 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ class Phases:
         self.current = "start"
         self.waits = Waits(clock.now)
         self.seconds: dict[str, float] = {}
+        self.guard: Callable[[str], None] = lambda _: None  # raises where a phase may not begin now
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Span]:
@@ -43,6 +44,7 @@ class Phases:
 
     @contextmanager
     def _passed(self, who: str, name: str) -> Iterator[Span]:
+        self.guard(name)
         span, started = Span(), self._clock.now()
         try:
             with self.waits(who, name, "its end"):

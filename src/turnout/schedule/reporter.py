@@ -18,6 +18,7 @@ from turnout.core.version import WeightVersion
 from turnout.observe.metrics import (
     EVAL_SCORE,
     LAG,
+    MEMORY,
     MISMATCH,
     PHASES,
     RESPONSE_LEN,
@@ -227,6 +228,8 @@ def train_row(metrics: dict[str, float]) -> dict[str, float]:
     for name, value in metrics.items():
         if name.startswith("seconds_"):
             row[f"{SECONDS}train_{name.removeprefix('seconds_')}"] = value
+        elif name in ("released_bytes", "offloaded_bytes"):
+            row[MEMORY + name] = value
         elif name not in ("step", "optimizer_steps", "mismatch_mean"):
             row[f"train/{name}"] = value
     return row

@@ -22,6 +22,7 @@ from turnout.core.errors import TrainError, TurnoutError
 from turnout.core.ports import Store
 from turnout.core.rng import random_id
 from turnout.core.types import RolloutGroup, TrainBatch
+from turnout.schedule.colocated import Colocated
 from turnout.schedule.loop import StepBatch
 from turnout.schedule.parts import TrainerThread
 from turnout.train.backend import TrainBackend
@@ -43,7 +44,7 @@ class SavedPlan:
 class SavedBatches:
     """The trainer of the loop. `taken` is told of each batch before it is trained."""
 
-    def __init__(self, trainer: TrainerThread, plan: SavedPlan, files: Store) -> None:
+    def __init__(self, trainer: TrainerThread | Colocated, plan: SavedPlan, files: Store) -> None:
         self._trainer, self._plan, self._files = trainer, plan, files
         self._groups: list[RolloutGroup] = []
 

@@ -25,4 +25,5 @@ SYNC = Schedule("sync", lead=0, drain=True)
 
 
 def schedule_of(config: RunConfig) -> Schedule:
-    return Schedule(config.schedule, config.lead, config.drains, interval=config.update_weights_interval)
+    interval, swap = config.update_weights_interval, config.offloads_train or config.offloads_rollout
+    return Schedule(config.schedule, config.lead, config.drains, swap, interval)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,6 +22,7 @@ from turnout.weights.map_rules import Place
 
 log = logging.getLogger(__name__)
 FLATTENED = "flattened_bucket"
+WEIGHT_TAGS, CACHE_TAGS = ("weights",), ("kv_cache", "cuda_graph")  # of an engine's memory
 DELTA_FORMATS = {  # what an engine must announce to take deltas, by transport
     "disk": f"{FORMAT}/{FORMAT_VERSION}",
     "group": DELTA_BUCKET,
@@ -194,6 +195,25 @@ class EngineWeights:
         flush = requests.flags["flush_cache"]
         body = {"zmq_handles": sockets, "flush_cache": flush, "weight_version": label}
         await self._succeed("/update_weights_from_ipc", body, deadline_s)
+
+    async def release_memory(self, tags: Collection[str], deadline_s: float) -> int:
+        """Has an idle engine give back the memory of these tags, of which it gave none back before; how many bytes
+        it says that is (0: it does not say)."""
+        row = await self._memory("/release_memory_occupation", tags, deadline_s)
+        freed = row.get("freed_bytes")
+        return sum(freed.values()) if isinstance(freed, dict) else 0
+
+    async def resume_memory(self, tags: Collection[str], deadline_s: float) -> None:
+        """Has it take the memory of tags that it gave back; what was in there is gone."""
+        await self._memory("/resume_memory_occupation", tags, deadline_s)
+
+    async def _memory(self, path: str, tags: Collection[str], deadline_s: float) -> dict[str, Any]:
+        """A stock SGLang answers `null`."""
+        row = await self.client.control(path, {"tags": sorted(tags)}, deadline_s)
+        if row is not None and (not isinstance(row, dict) or row.get("success") is not True):
+            message = row.get("message", row) if isinstance(row, dict) else row
+            raise self.client.fault(EngineError, "memory", f"{path}: {message}")
+        return {} if row is None else row
 
     async def leave(self, group: str, deadline_s: float) -> None:
         try:

@@ -48,6 +48,7 @@ class Fleet:
         self._apart: set[str] = set()
         self._gone: set[str] = set()
         self._tentative: set[str] = set()
+        self._asleep: set[str] = set()
         self._proved: dict[str, deque[str]] = {}  # by engine, its newest committed labels
 
     @property
@@ -113,6 +114,7 @@ class Fleet:
         engine.holds = None
         self._failures.pop(engine.engine_id, None)
         self._gone.discard(engine.engine_id)
+        self._asleep.discard(engine.engine_id)
 
     def lost(self, engine_id: str, reason: str) -> None:
         """The engine is gone: fenced, and without a part in updates, until it joins anew."""
@@ -125,13 +127,18 @@ class Fleet:
         """There is no such engine any more. What it proved stays known: requests may hold tokens of it."""
         self._change()
         self.engines.pop(engine_id, None)
-        for names in (self._gone, self._apart, self._tentative):
+        for names in (self._gone, self._apart, self._tentative, self._asleep):
             names.discard(engine_id)
         self._failures.pop(engine_id, None)
 
     def set_apart(self, engine_id: str, apart: bool) -> None:
         """An engine that loads on its own has no part in updates until it has."""
         (self._apart.add if apart else self._apart.discard)(engine_id)
+
+    def rest(self, engine_id: str) -> None:
+        """The engine gives its memory back: it takes no request until it holds what is committed next."""
+        self._change()
+        self._asleep.add(engine_id)
 
     def activate(self, engine_id: str) -> None:
         """The engine is told to change its weights: it takes no request until that is committed."""
@@ -159,6 +166,7 @@ class Fleet:
         self._change()
         self.engines[engine_id].holds = held
         self._tentative.discard(engine_id)
+        self._asleep.discard(engine_id)
         self._failures.pop(engine_id, None)
 
     def standing(self, label: str, engine_id: str) -> Standing:
@@ -186,10 +194,11 @@ class Fleet:
         assert self.current is not None, "a base version is adopted before anything is routed"
         if minimum is None and self._routable is not None:
             return self._routable
+        out = self._tentative | self._asleep
         found = [
             engine
             for name, engine in self.engines.items()
-            if name not in self._tentative
+            if name not in out
             and routable(engine.holds, minimum, self.current, self.max_engine_lag)
             and engine.plan.worker_type is not WorkerType.PREFILL
             and (engine.plan.worker_type is not WorkerType.DECODE or self.prefills(engine))
@@ -211,6 +220,7 @@ class Fleet:
         if self._prefills is None:
             self._prefills = {}
             for name, one in self.engines.items():
-                if one.plan.worker_type is WorkerType.PREFILL and one.holds and name not in self._tentative:
+                resting = name in self._tentative or name in self._asleep
+                if one.plan.worker_type is WorkerType.PREFILL and one.holds and not resting:
                     self._prefills.setdefault(one.holds, []).append(one)
         return self._prefills.get(engine.holds, ())

@@ -88,7 +88,7 @@ def test_underscores_in_a_flag_are_told_with_the_right_spelling():
         "--speculative-draft-model",
         "--image-key",
         "--multimodal-keys",
-        "--offload-train",
+        "--release-train",
     ],
 )
 def test_features_that_do_not_exist_yet_are_refused_by_name(flag):

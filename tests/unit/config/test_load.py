@@ -84,7 +84,7 @@ def test_every_fault_of_every_kind_is_told_at_once(folder):
         "rollout_batch_size: '8'\n"  # text for a number
         "eps_clip: 1.5\n"  # out of range
         "n_samples_per_prompt: 1\n"  # two options against each other
-        "offload: true\n"  # a feature that doesn't exist yet
+        "release_train: true\n"  # a feature that doesn't exist yet
         "num_rollout: 5\n"
         "num_rollout: 6\n"  # a key twice
         "rm_type: exact\n"
@@ -96,7 +96,7 @@ def test_every_fault_of_every_kind_is_told_at_once(folder):
         "--rollout-batch-size (bad.yaml:4)",
         "--eps-clip (bad.yaml:5)",
         "--n-samples-per-prompt (bad.yaml:6)",
-        "bad.yaml:7 = offload: true: not yet done",
+        "bad.yaml:7 = release_train: true: not yet done",
         "bad.yaml:9 = num_rollout: the key stands twice, first in line 8",
         "did you mean --seed?",
         "--lr = fast: must be a number",

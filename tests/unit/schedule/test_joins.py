@@ -25,7 +25,7 @@ def test_an_engine_that_waits_long_for_the_base_version_joins_once_there_is_one(
     async def main() -> None:
         clock, log = RealClock(), Log()
         updater = Updater(cast("Any", None), [], log, clock)
-        made = SimpleNamespace(config=SimpleNamespace(update_weight_timeout_s=0.02))
+        made = SimpleNamespace(config=SimpleNamespace(update_weight_timeout_s=0.02), _turns=None)
         written = SimpleNamespace(events=log, reporter=SimpleNamespace(say=said.append))
         around = Incarnation._around(cast("Any", made), updater, cast("Any", None), cast("Any", written))
         client = EngineClient("e0", Address("127.0.0.1", 1), clock)

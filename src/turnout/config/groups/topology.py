@@ -37,8 +37,17 @@ class TopologyOptions(Options):
     )
     colocate: bool = option(
         False,
-        "Trainer and engines share devices, instead of having each their own. Both keep their memory; leave room "
-        "by the size of the engines' caches.",
+        "Trainer and engines share devices, instead of having each their own. Both keep their memory unless "
+        "--offload says otherwise; leave room by the size of the engines' caches.",
+    )
+    offload: bool = option(False, "--offload-train and --offload-rollout.")
+    offload_train: bool = option(
+        False,
+        "Between its steps the trainer gives the memory of weights, gradients and optimizer back, which lie in a "
+        "file in the run directory then (docs/guides/colocated.md).",
+    )
+    offload_rollout: bool = option(
+        False, "While the trainer trains, the engines give the memory of their weights and KV back."
     )
     cluster: Literal["local", "ray"] = option(
         "local",

@@ -1,0 +1,82 @@
+"""What giving memory back between phases goes together with. Rules as in turnout.config.checks.
+
+Trainer and engines take turns on the memory: whatever has both at work at once is refused, with what is legal
+beside it. The switches are about memory, not about devices: each is legal alone, with --colocate and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from turnout.config.run_config import RunConfig
+from turnout.core.errors import Fault
+
+STAYS = "leave it out: both halves stay in memory"
+
+
+def _switch(c: RunConfig) -> str:
+    """The flag that was given, of a run that gives memory back; empty for others."""
+    named = (
+        ("--offload", c.offload),
+        ("--offload-train", c.offload_train),
+        ("--offload-rollout", c.offload_rollout),
+    )
+    return next((flag for flag, given in named if given), "")
+
+
+def only_sync_takes_turns(c: RunConfig) -> Iterator[Fault]:
+    if c.schedule != "sync" and (flag := _switch(c)):
+        reason = f"--schedule {c.schedule} samples while it trains, so both are at work at once"
+        remedy = f"use --schedule sync, for long samples with --partial-rollout, or {STAYS}"
+        yield Fault(flag, "", reason, remedy)
+
+
+def every_step_has_a_version(c: RunConfig) -> Iterator[Fault]:
+    if c.schedule == "sync" and c.update_weights_interval > 1 and (flag := _switch(c)):
+        every = c.update_weights_interval
+        reason = (
+            f"samples are made beside training, with versions {every} steps apart (--update-weights-interval)"
+        )
+        yield Fault(flag, "", reason, f"give --update-weights-interval 1, or {STAYS}")
+
+
+def released_engines_load_whole(c: RunConfig) -> Iterator[Fault]:
+    if c.offloads_rollout and c.update_weight_mode == "delta":
+        reason = "an engine that gave its weights back holds nothing that a delta is relative to"
+        remedy = "give --update-weight-mode full, or --offload-train alone"
+        yield Fault("--update-weight-mode", "delta", reason, remedy)
+
+
+def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
+    """A trainer of one process, and embedded engines of the model that is trained."""
+    if c.offloads_train and c.debug_rollout_only:
+        remedy = "leave it out, or --debug-rollout-only"
+        yield Fault("--offload-train" if c.offload_train else "--offload", "", "there is no trainer", remedy)
+    if c.offloads_train and c.actor_gpus > 1:
+        flag = "--offload-train" if c.offload_train else "--offload"
+        reason = f"not yet done: giving back the memory of a trainer on {c.actor_gpus} devices"
+        yield Fault(flag, "", reason, "give --offload-rollout alone, or one trainer device")
+    if not c.offloads_rollout:
+        return
+    flag = "--offload-rollout" if c.offload_rollout else "--offload"
+    remedy = "give --offload-train alone"
+    if c.external:
+        yield Fault(flag, "", "the memory of engines that somebody else runs is theirs", remedy)
+    elif c.cluster == "ray":
+        reason = "what engines of a Ray cluster hold is not measured from here"
+        yield Fault(flag, "", reason, f"give --cluster local, or {remedy}")
+    elif "sglang" in c.programs:
+        reason = "SGLang gives nothing back on a CPU, and on a GPU that is not yet measured"
+        yield Fault(flag, "", reason, f"use --engine embedded, or {remedy}")
+    elif c.frozen_models:
+        names = ", ".join(c.frozen_models)
+        reason = f"not yet done: giving back the memory of models that are not trained ({names})"
+        yield Fault(flag, "", reason, f"leave them out of --sglang-config, or {remedy}")
+
+
+COLOCATED_CHECKS = (
+    only_sync_takes_turns,
+    every_step_has_a_version,
+    released_engines_load_whole,
+    halves_can_give_back,
+)

@@ -1,0 +1,66 @@
+"""`turnout train` where trainer and engine share memory: the examples, and an engine that is killed in its turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.run_process import ROOT, ended, gone_within, of_kind, start, wait_for
+from turnout.observe.metrics import read_metrics
+from turnout.placement.footprint import enough
+
+FAST = ("--engine-threads", "1", "--trainer-threads", "1", "--no-plots")
+
+
+def begun(name: str, run: Path, *words: str) -> Any:
+    return start("train", str(ROOT / "examples" / f"{name}.yaml"), "--run-dir", str(run), *FAST, *words)
+
+
+def whole(run: Path, status: int, err: str) -> dict[str, Any]:
+    """The summary of a run of which nothing is left, in which each version had one root everywhere."""
+    assert status == 0, err
+    assert gone_within(run, 5) == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["audit"]["failed"] == 0, summary["audit"]
+    assert summary["groups"]["lost"] == 0
+    roots = {row["version"]: row["root"] for row in of_kind(run, "VersionPublished")}
+    attested = {row["version"]: row["root"] for row in of_kind(run, "VersionAttested")}
+    assert roots.items() <= attested.items() and len(set(roots.values())) == len(roots) > 2
+    return summary
+
+
+@pytest.mark.parametrize("name", ["colocated", "colocated_partial", "colocated_async"])
+def test_the_example_runs_to_its_end_with_equal_digests(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    saves = ("--num-rollout", "3", "--save-interval", "1", "--save", str(tmp_path / "saved"))
+    status, _, err = ended(begun(name, run, *saves))
+    summary = whole(run, status, err)
+    released = of_kind(run, "MemoryReleased")
+    rows = [row for _, row in read_metrics(run / "metrics.jsonl") if "rollout/reward_mean" in row]
+    assert len(rows) == 3
+    if name == "colocated_async":
+        assert released == [] and "memory/released_bytes" not in rows[0]
+        return
+    assert [row["who"] for row in released] == ["trainer", *["engine-0", "trainer"] * 3]
+    assert all(enough(row["asked"], row["fell"]) and row["asked"] > 1 << 20 for row in released)
+    assert all(row["memory/released_bytes"] and row["memory/offloaded_bytes"] for row in rows)
+    assert list((run / "offload").iterdir()) == [], "the trainer's file has no name"
+    if name == "colocated_partial":
+        assert summary["partial_resumes"] > 0
+
+
+def test_an_engine_that_is_killed_in_the_trainers_turn_comes_again_in_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    patient = ("--use-fault-tolerance", "--rollout-health-check-interval", "0.3", "--num-rollout", "3")
+    process = begun("colocated", run, *patient)
+    wait_for("an engine to be released", lambda: len(of_kind(run, "MemoryReleased")) > 1, process)
+    os.kill(of_kind(run, "EngineReady")[0]["pid"], signal.SIGKILL)
+    status, _, err = ended(process)
+    whole(run, status, err)
+    assert [row["engine"] for row in of_kind(run, "EngineLost")] == ["engine-0"]
+    assert len(of_kind(run, "EngineReady")) == 2
