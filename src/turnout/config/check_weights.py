@@ -17,8 +17,10 @@ PAIRS: dict[tuple[str, str], str | None] = {
     ("full", "tensor"): None,
     ("full", "group"): None,
     ("full", "checkpoint-engine"): None,
+    ("full", "follower"): None,
     ("delta", "disk"): None,
     ("delta", "group"): None,
+    ("delta", "follower"): None,
     ("delta", "tensor"): "a tensor travels as a handle of 64 bytes on one host, so a delta saves nothing",
     ("delta", "checkpoint-engine"): "its receiver loads whole tensors only",
 }
@@ -66,7 +68,7 @@ def hook_has_a_reader(c: RunConfig) -> Iterator[Fault]:
 def encoding_is_used(c: RunConfig) -> Iterator[Fault]:
     if c.update_weight_encoding is None:
         return
-    remedy = "leave it out, or use --update-weight-mode delta --update-weight-transport disk"
+    remedy = "leave it out, or use --update-weight-mode delta --update-weight-transport disk or follower"
     if c.update_weight_mode == "full":
         reason = "full versions hold the weights as they are"
         yield Fault("--update-weight-encoding", c.update_weight_encoding, reason, remedy)
@@ -119,6 +121,24 @@ def checkpoint_engine_can_run(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--update-weight-transport", "checkpoint-engine", "; ".join(reasons), remedy)
 
 
+def followers_choose_the_time(c: RunConfig) -> Iterator[Fault]:
+    if not c.followed:
+        return
+    flag, value = "--update-weight-transport", "follower"
+    if not c.external:
+        remedy = "give --rollout-external-engine-addrs, or another transport"
+        yield Fault(flag, value, "the run starts its own engines, and no follower beside them", remedy)
+    if c.schedule != "async" or c.deterministic:
+        reason = "when an engine changes its weights is for its follower to say, not for the run"
+        yield Fault(flag, value, reason, "use --schedule async without --deterministic, or another transport")
+    elif c.weight_update_policy != "retract":
+        reason = "a follower has its engine compute the KV of requests in flight again"
+        yield Fault("--on-weight-update", c.weight_update_policy, reason, "leave it out")
+    if c.check_weight_update_equal:
+        reason = "followed engines prove their live weights anyway, and there may be newer ones by then"
+        yield Fault("--check-weight-update-equal", "", reason, "leave it out")
+
+
 WEIGHT_CHECKS = (
     pair_is_legal,
     store_is_known,
@@ -129,4 +149,5 @@ WEIGHT_CHECKS = (
     quantised_engines,
     engines_of_an_update,
     checkpoint_engine_can_run,
+    followers_choose_the_time,
 )

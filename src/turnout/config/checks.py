@@ -234,7 +234,7 @@ def eval_mode_has_means(c: RunConfig) -> Iterator[Fault]:
         else:
             reason = f"--eval-mode {c.eval_mode} asks no engines of their own"
             yield Fault("--eval-model", str(c.eval_model), reason, "give --eval-mode dedicated")
-    if c.eval_mode != "shared" and c.update_weight_transport != "disk":
+    if c.eval_mode != "shared" and not c.on_disk:
         reason = f"no version stays on disk with --update-weight-transport {c.update_weight_transport}"
         yield Fault("--eval-mode", c.eval_mode, reason, "use --update-weight-transport disk")
 

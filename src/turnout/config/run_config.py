@@ -276,6 +276,16 @@ class RunConfig(
         return 2 if self.use_fault_tolerance else 0
 
     @property
+    def followed(self) -> bool:
+        """Whether followers bring versions to the engines."""
+        return self.update_weight_transport == "follower"
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether versions lie in folders."""
+        return self.followed or self.update_weight_transport == "disk"
+
+    @property
     def drains(self) -> bool:
         """Whether requests in flight are waited for before the weights change."""
         return self.weight_update_policy == "drain"

@@ -170,8 +170,9 @@ class StepTrained(Event):
 
 @dataclass(frozen=True)
 class VersionPublished(Event):
-    """Committed when all of `required` that are not fenced have attested it, and `at_least` so many. `encoding` is
-    that of a delta, empty for a full version; `density` the share of elements that it holds."""
+    """Committed when all of `required` that are not fenced have attested it, and `at_least` so many; where they
+    `follow`, as soon as `at_least` so many have. `encoding` is that of a delta, empty for a full version; `density`
+    the share of elements that it holds."""
 
     version: str
     incarnation: int
@@ -183,6 +184,7 @@ class VersionPublished(Event):
     at_least: int = 1
     encoding: str = ""
     density: float = 1.0
+    follow: bool = False
 
 
 @dataclass(frozen=True)

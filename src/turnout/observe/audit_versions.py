@@ -121,7 +121,7 @@ def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
 def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
     """Invariant 5: a version is committed only after every required engine that was not fenced meanwhile computed
     the published root digest itself, from its memory or by checksum (in a run that trusts labels: named it), and
-    these were enough. The base is required of every engine that is ready."""
+    these were enough (where they follow, by enough of them). The base is required of every engine that is ready."""
     base = base_version(log)
     trusted = TRUSTED_LEVELS
     updates: dict[str, _Required] = {}
@@ -132,7 +132,8 @@ def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
         elif isinstance(event, EngineReady) and event.updated:
             ready.add(event.engine)
         elif isinstance(event, VersionPublished):
-            updates[event.version] = _Required(event.root, set(event.required), event.at_least)
+            needed = _Required(event.root, set(event.required), event.at_least, event.follow)
+            updates[event.version] = needed
         elif isinstance(event, EngineFenced) and event.version in updates:
             updates[event.version].engines.discard(event.engine)
         elif isinstance(event, VersionAttested) and event.level in trusted:
@@ -152,6 +153,7 @@ class _Required:
     root: str
     engines: set[str]
     at_least: int
+    follow: bool = False
     proved: set[str] = field(default_factory=set[str])
 
 
@@ -159,23 +161,25 @@ def _unproved(version: str, update: _Required | None) -> Iterator[str]:
     if update is None:
         yield f"{version} was committed but never published"
         return
-    missing = update.engines - update.proved
+    missing = set[str]() if update.follow else update.engines - update.proved
+    counted = update.engines & update.proved if update.follow else update.engines
     if not update.engines:
         yield f"{version} was committed without any required engine"
     elif missing:
         yield f"{version} was committed without the proof of {', '.join(sorted(missing))}"
-    elif len(update.engines) < update.at_least:
-        yield f"{version} was committed by {len(update.engines)} engines, {update.at_least} are needed"
+    elif len(counted) < update.at_least:
+        yield f"{version} was committed by {len(counted)} engines, {update.at_least} are needed"
 
 
 def engines_activate_what_they_prepared(log: Sequence[Event]) -> Iterator[str]:
-    """Invariant 4: in an update an engine attests the version only after it had prepared it while it served."""
+    """Invariant 4: in an update an engine attests the version only after it had prepared it while it served; one
+    that follows is asked for nothing."""
     required: dict[str, set[str]] = {}
     prepared: set[tuple[str, str]] = set()
     committed: set[str] = set()
     for event in log:
         if isinstance(event, VersionPublished):
-            required[event.version] = set(event.required)
+            required[event.version] = set() if event.follow else set(event.required)
         elif isinstance(event, VersionPrepared):
             prepared.add((event.engine, event.version))
         elif isinstance(event, VersionCommitted):

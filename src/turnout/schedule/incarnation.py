@@ -16,7 +16,14 @@ from typing import Any
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, Fault, WeightError
+from turnout.core.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    Fault,
+    WeightError,
+)
 from turnout.core.events import EngineLost
 from turnout.core.ports import Clock, EventSink, Store
 from turnout.core.version import WeightVersion
@@ -227,7 +234,10 @@ class Incarnation:
         assert isinstance(reporter, RunReporter) and isinstance(evals, EvalRuns)
         with self._phases("start"):
             expected = await updater.checksums(trainer.export, self.config.train_step_timeout_s)
-            await updater.adopt(base, ATTEST_DEADLINE_S, expected, kept=self._engines.kept)
+            kept = self._engines.kept
+            if updater.following is not None and self._beginning.checkpoint is not None:
+                kept = frozenset(updater.fleet.engines)  # they hold what their followers brought last
+            await updater.adopt(base, ATTEST_DEADLINE_S, expected, kept=kept)
             await load_weights(self._beginning, trainer)
         first = self._beginning.step
         if self.paths.resumed:
@@ -238,7 +248,10 @@ class Incarnation:
         try:
             restored = self._beginning.checkpoint is not None
             async with beside(self._changes(updater, reporter), reporter.say):
-                self.outcome.steps_done = await plane.run(base, first, restored)
+                work = plane.run(base, first, restored)
+                if updater.following is not None:
+                    work = updater.following.beside(work)
+                self.outcome.steps_done = await work
         finally:
             self.outcome.seconds_training += self._clock.now() - started - evals.seconds
             await updater.transport.close()  # engines of somebody else go on, and are in a few groups at most

@@ -216,6 +216,10 @@ class WeightUpdates:
         await clock.within(self._patience.recovery_s, f"{fleet.min_engines} engines to be up", poll())
 
     @property
+    def follow(self) -> bool:
+        return self.updater.policy.follow
+
+    @property
     def detached(self) -> bool:
         return self.updater.transport.detached
 

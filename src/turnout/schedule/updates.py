@@ -60,6 +60,11 @@ class Weights(Protocol):
     def begin(self, train_step: int) -> PendingUpdate: ...
 
     @property
+    def follow(self) -> bool:
+        """Whether engines come to a version by themselves as soon as it is published."""
+        ...
+
+    @property
     def detached(self) -> bool:
         """Whether what is published needs the trainer's weights no more."""
         ...
@@ -194,6 +199,8 @@ class Updates:
 
     async def _to_engines(self, steps_done: int) -> PendingUpdate:
         """The update, published."""
+        if self._weights.follow:
+            await self._around.pinned.settled()
         update = self._weights.begin(steps_done)
         with self._around.phases("publish"):
             version = (await update.publish()).version

@@ -87,7 +87,7 @@ async def open_plane(
 
 async def check_engines(config: RunConfig, engines: Sequence[EngineClient]) -> None:
     """Raises WeightError for an engine that applies no deltas where the run would send some."""
-    if config.update_weight_mode != "delta":
+    if config.update_weight_mode != "delta" or config.followed:
         return
     needed = DELTA_FORMATS[config.update_weight_transport]
     for engine in engines:

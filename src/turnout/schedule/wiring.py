@@ -128,7 +128,8 @@ def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) 
 
 def update_policy(config: RunConfig) -> UpdatePolicy:
     """What an update may do without."""
-    return UpdatePolicy(config.engines_needed, config.max_engine_lag, config.trust_label, config.drains)
+    needed, lag = config.engines_needed, config.max_engine_lag
+    return UpdatePolicy(needed, lag, config.trust_label, config.drains, config.followed)
 
 
 def request_room(config: RunConfig, engines: Callable[[], Sequence[EnginePlan]]) -> Callable[[], float]:

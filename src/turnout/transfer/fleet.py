@@ -3,7 +3,8 @@
 Owns every engine's `holds`. Promises: an engine holds a version only after it attested it and the version was
 committed; a fenced engine holds nothing and takes no request; one that is gone, or failed in `TRIES_MAX` updates in
 a row, is asked in no further one until it joins anew; a decode engine may be asked only while a prefill engine
-serves the very version that it serves.
+serves the very version that it serves. Engines that `follow` come to versions by themselves (followers beside
+them): what they hold is what they proved last, and no failure leaves them out.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Fleet:
         self._answering: tuple[EnginePlan, ...] | None = None
         self._next = asyncio.Event()
         self._events = events
+        self.follow = False
+        self.open: dict[str, Held] = {}  # versions that engines which follow may hold, by label
         self.lives = Counter[str]()  # by engine, how often all that was known of it became void
         self._failures = Counter[str]()
         self._apart: set[str] = set()
@@ -75,10 +78,15 @@ class Fleet:
         """Engines of unknown or tentative weights."""
         return {name for name, engine in self.engines.items() if engine.holds is None}
 
+    @property
+    def present(self) -> dict[str, EngineClient]:
+        """All that are not gone."""
+        return {name: engine for name, engine in self.engines.items() if name not in self._gone}
+
     def required(self) -> tuple[str, ...]:
         """The engines that take part in the next update; fenced ones too, which it heals."""
         out = self._apart | self._gone
-        return tuple(name for name in self.engines if name not in out and self._failures[name] < TRIES_MAX)
+        return tuple(name for name in self.engines if name not in out and not self.unasked(name))
 
     @property
     def sides(self) -> Sides:
@@ -104,7 +112,7 @@ class Fleet:
 
     def changing(self, engine_id: str) -> bool:
         """Whether its weights are being put into place."""
-        return engine_id in self._tentative or engine_id in self._apart
+        return not self.follow and (engine_id in self._tentative or engine_id in self._apart)
 
     def add(self, engine: EngineClient) -> None:
         """A new engine, or one that started again: nothing is known of it, its failures are forgotten."""
@@ -152,7 +160,7 @@ class Fleet:
         self.engines[engine_id].holds = None
         self.lives[engine_id] += 1
         self._tentative.discard(engine_id)
-        self._failures[engine_id] += 1
+        self._failures[engine_id] += not self.follow
         self._events.emit(EngineFenced(engine_id, label, reason))
         log.warning("engine %s is fenced: %s", engine_id, reason)
         if self._failures[engine_id] == TRIES_MAX:
@@ -175,7 +183,16 @@ class Fleet:
         ours names nothing that could be known; the lag gate refuses its tokens."""
         if label in self._proved.get(engine_id, ()) or label_counter(label) is None:
             return Standing.COMMITTED
-        return Standing.TENTATIVE if engine_id in self._tentative else Standing.VOID
+        if engine_id in self._tentative or (self.follow and self._comes(engine_id, label)):
+            return Standing.TENTATIVE
+        return Standing.VOID
+
+    def _comes(self, engine_id: str, label: str) -> bool:
+        """Whether an engine that follows may have gone on to this version, and has not been asked since."""
+        engine, held = self.engines.get(engine_id), self.open.get(label)
+        if held is None or engine is None or engine.holds is None:
+            return False
+        return held.version.counter > engine.holds.version.counter
 
     def holding(self) -> list[EngineClient]:
         """The engines of whatever part that serve now, or will again once the update under way has ended: of

@@ -175,9 +175,9 @@ class Follower:
             if lost and lost != self._lost:
                 self._say(f"the local checkpoint counts no longer: {lost}")
             self._lost = lost
-        catalog = await asyncio.to_thread(self._reader.look)
+        catalog = await asyncio.to_thread(self._reader.look, False)
         self._check_run(catalog)
-        if self.local.run_id is None:
+        if self.local.run_id is None and catalog.usable():  # before, nothing says what the folder may hold
             await asyncio.to_thread(self.local.adopt, catalog.identity.run_id, _roots(catalog))
         newest = max(catalog.usable(), key=lambda m: m.version.counter, default=None)
         if newest is not None and self._until == NEWEST:

@@ -15,11 +15,13 @@ from turnout.transfer.stream import StreamTransport
 from turnout.transfer.transport import Transport
 from turnout.weights.store import WeightStore
 
+ON_DISK = ("disk", "follower")  # the engines of the one are told to load it, those of the other come to it
+
 
 @dataclass(frozen=True)
 class TransportPlan:
-    """`way` is disk, tensor, group or checkpoint-engine; `keep_all` keeps every version's folder, where there are
-    folders; `encoding` is that of deltas on disk; `check_equal` compares live tensors after every update;
+    """`way` is disk, tensor, group, checkpoint-engine or follower; `keep_all` keeps every version's folder, where
+    there are folders; `encoding` is that of deltas on disk; `check_equal` compares live tensors after every update;
     `on_update` says what an update does to requests in flight."""
 
     way: str
@@ -40,7 +42,7 @@ def make_transport(
 
 
 def _full(plan: TransportPlan, store: WeightStore, clock: Clock) -> DiskTransport | StreamTransport:
-    if plan.way == "disk":
+    if plan.way in ON_DISK:
         return DiskTransport(store, clock, plan.keep_all)
     if plan.way == "tensor":
         from turnout.transfer.tensor import TensorTransport  # noqa: PLC0415
@@ -58,7 +60,7 @@ def _full(plan: TransportPlan, store: WeightStore, clock: Clock) -> DiskTranspor
 def _delta(
     plan: TransportPlan, store: WeightStore, clock: Clock, base: DeltaBase
 ) -> DiskTransport | StreamTransport:
-    if plan.way == "disk":
+    if plan.way in ON_DISK:
         return DeltaDiskTransport(store, clock, base, plan.encoding, plan.keep_all)
     from turnout.transfer.delta_group import DeltaGroupTransport  # noqa: PLC0415
 

@@ -81,7 +81,8 @@ class Update:
 
     async def publish(self) -> Ready:
         """Fixes the version. Nothing has changed for any engine when this returns."""
-        self._feed(Begin(self._fleet.required(), self._fleet.min_engines, self._fleet.sides))
+        fleet, follow = self._fleet, self._owner.policy.follow
+        self._feed(Begin(fleet.required(), fleet.min_engines, fleet.sides, follow))
         if self._state.phase is Phase.PUBLISHING:
             self._feed(await self._published())
         await self._check()
@@ -99,14 +100,18 @@ class Update:
             await self._check()
 
     async def commit(self) -> WeightVersion:
-        """Has every required engine put the version into place and attest it; only then is it current."""
+        """Has every required engine put the version into place and attest it; only then is it current. Of engines
+        that follow, waits for the proof of enough."""
         ready = self._given()
         self._feed(await self._go())
         await self._check()
-        engines = self._clients(self._state.those(Engine.ACTIVATING))
-        found = await self._transport.activate(ready, engines, self._left())
-        for engine in engines:
-            self._feed(self._outcome(engine, found[engine.engine_id], ready.version))
+        if self._owner.policy.follow:
+            await self._followed()
+        else:
+            engines = self._clients(self._state.those(Engine.ACTIVATING))
+            found = await self._transport.activate(ready, engines, self._left())
+            for engine in engines:
+                self._feed(self._outcome(engine, found[engine.engine_id], ready.version))
         await self._check()
         await self._transport.committed(ready.version)
         return ready.version
@@ -120,6 +125,27 @@ class Update:
         """An engine started, or started again: it has no part in this update, or none any more."""
         if self._state.phase is not Phase.IDLE:
             self._feed(Joined(engine_id))
+
+    @property
+    def publishing(self) -> bool:
+        return self._state.phase is Phase.PUBLISHING
+
+    def awaits(self, engine_id: str, label: str) -> bool:
+        """Whether the engine follows, and has yet to prove this version."""
+        mine = self._ready is not None and self._ready.version.label == label and not self.ended.is_set()
+        return mine and self._state.engines.get(engine_id) is Engine.FOLLOWING
+
+    def attested(self, engine_id: str, root: str) -> None:
+        """An engine that follows has proved what it holds."""
+        if self._state.engines.get(engine_id) is Engine.FOLLOWING:
+            self._feed(Attested(engine_id, root))
+
+    async def _followed(self) -> None:
+        try:
+            await self._clock.within(self._left(), "enough engines to prove the version", self.ended.wait())
+        except DeadlineExceeded as fault:
+            behind = ", ".join(self._state.those(Engine.FOLLOWING))
+            self._feed(Failed(None, f"{fault}; not there yet: {behind or 'none'}"))
 
     def _given(self) -> Ready:
         if self._ready is None:
@@ -140,8 +166,10 @@ class Update:
             self.ended.set()
         elif isinstance(effect, machine.Abort):
             self._owner.events.emit(VersionAborted(label, effect.reason))
+            if self._ready is not None:
+                self._owner.aborted(self._ready.version)
             self.ended.set()
-        elif isinstance(effect, machine.Activate):
+        elif isinstance(effect, machine.Activate | machine.Close):
             self._fleet.activate(effect.engine)
         elif isinstance(effect, machine.Fence):
             self._fleet.fence(effect.engine, label, effect.reason)
@@ -172,8 +200,10 @@ class Update:
                 at_least=self._state.at_least,
                 encoding=self._ready.encoding,
                 density=self._ready.density,
+                follow=self._state.follow,
             )
         )
+        self._owner.published(Held(version, self._job.train_step), self.expected)
         return Published(version.root)
 
     async def _prepared(self, ready: Ready, engines: list[EngineClient]) -> list[machine.Event]:

@@ -21,6 +21,7 @@ from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.roster import Program
 from turnout.transfer.attest import Expected, proved
 from turnout.transfer.fleet import Fleet
+from turnout.transfer.following import Following
 from turnout.transfer.transport import Export, Ready, Transport
 from turnout.transfer.update import FAULTS, Job, Update
 from turnout.transfer.worker import Worker
@@ -37,12 +38,14 @@ log = logging.getLogger(__name__)
 class UpdatePolicy:
     """`min_engines`: how many engines an update needs, None: all. `max_engine_lag`: how many train steps an engine
     may be behind and still be asked. `trust_label`: an engine that can only name its weights is believed.
-    `drained`: an update is aborted where requests are in flight when it would be put into place."""
+    `drained`: an update is aborted where requests are in flight when it would be put into place. `follow`: versions
+    come to the engines by followers, and an update waits for the proof of enough (turnout.transfer.following)."""
 
     min_engines: int | None = None
     max_engine_lag: int = 0
     trust_label: bool = False
     drained: bool = True
+    follow: bool = False
 
 
 class Updater:
@@ -64,6 +67,8 @@ class Updater:
         self._update: Update | None = None
         self._joins: dict[str, asyncio.Lock] = {}
         self._expected: Expected = {}  # of the current version
+        self.fleet.follow = self.policy.follow
+        self.following = Following(self) if self.policy.follow else None
 
     @property
     def current(self) -> WeightVersion | None:
@@ -100,6 +105,9 @@ class Updater:
         if fresh:
             self.events.emit(VersionCommitted(base.label))
         self.fleet.current = held
+        if self.following is not None:
+            self.following.published(held, self._expected)
+            self.following.committed(base)
         for name in fresh:
             self.fleet.hold(name, held)
 
@@ -112,14 +120,19 @@ class Updater:
 
     async def join(self, engine: EngineClient, deadline_s: float) -> bool:
         """Takes in an engine that started, or started again. It waits for the end of an update under way, loads the
-        current version and attests it. Returns whether it may be asked now; False: it takes part in the next
-        update. Raises DeadlineExceeded where the update under way does not end."""
+        current version and attests it; one that follows only says what it holds. Returns whether it may be asked;
+        False: it takes part in the next update. Raises DeadlineExceeded where the update under way does not end."""
         end = self.clock.now() + deadline_s
         name = engine.engine_id
         while self.fleet.current is None:
             what = "the base version to be adopted"
             await self.clock.within(max(0.001, end - self.clock.now()), what, self.fleet.changed())
         self.fleet.add(engine)
+        if self.following is not None:
+            if self._update is not None:
+                self._update.joined(name)
+            await self.following.look(engine)
+            return engine.holds is not None
         life = self.fleet.lives[name]
         await self._updates_ended(name, end)
         earlier = self._joins.setdefault(name, asyncio.Lock())
@@ -181,9 +194,35 @@ class Updater:
         self.fleet.remove(engine_id)
         self._joins.pop(engine_id, None)
 
+    def published(self, held: Held, expected: Expected) -> None:
+        """Called by an update: engines that follow may hold the version from here on."""
+        if self.following is not None:
+            self.following.published(held, expected)
+
+    def aborted(self, version: WeightVersion) -> None:
+        """Called by an update: the version never becomes current."""
+        if self.following is not None:
+            self.following.aborted(version)
+
+    @property
+    def publishing(self) -> bool:
+        """Whether a version is about to be known."""
+        return self._update is not None and self._update.publishing
+
+    def awaits(self, engine_id: str, label: str) -> bool:
+        """Whether the update under way waits for the engine's proof of this version."""
+        return self._update is not None and self._update.awaits(engine_id, label)
+
+    def attested(self, engine_id: str, root: str) -> None:
+        """An engine that follows has proved the version of the update under way."""
+        if self._update is not None:
+            self._update.attested(engine_id, root)
+
     def committed(self, held: Held, engines: Sequence[str], expected: Expected) -> None:
         """Called by an update: from here on the version is current, and these engines hold it."""
         self.fleet.current, self._expected = held, expected
+        if self.following is not None:
+            self.following.committed(held.version)
         self.versions_committed += 1
         for name in engines:
             self.fleet.hold(name, held)

@@ -81,23 +81,28 @@ class Catalog:
 
 
 class StoreReader:
-    """Looks into a depot. Manifests never change, so each is read once. One user at a time."""
+    """Looks into a depot, which may be far. Manifests and the records of versions and incarnations never change, so
+    each is read once. One user at a time."""
 
     def __init__(self, depot: Depot) -> None:
         self.depot = depot
         self._known: dict[str, WeightManifest] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
 
-    def look(self) -> Catalog:
-        """Raises WeightError where the depot is no store, or cannot be reached."""
+    def look(self, positions: bool = True) -> Catalog:
+        """`positions`: also those of the followers. Raises WeightError where the depot is no store, or cannot be
+        reached."""
         sizes = self.depot.sizes()
         identity = identity_of(self._row(RUN), self.depot.name)
         folders = {key.split("/")[0] for key in sizes if _is_version(key)}
         self._known = {folder: known for folder, known in self._known.items() if folder in folders}
         found = (self._manifest(folder, sizes) for folder in sorted(folders))
         versions = sorted((m for m in found if m is not None), key=lambda m: m.version.counter)
-        records = [version_of(self._row(key), key) for key in _within(sizes, RECORDS)]
-        starts = [start_of(self._row(key), key) for key in _within(sizes, INCARNATIONS)]
-        followers = {key[len(FOLLOWERS) + 1 : -5]: self._row(key) for key in _within(sizes, FOLLOWERS)}
+        self._rows = {key: row for key, row in self._rows.items() if key in sizes}
+        records = [version_of(self._once(key), key) for key in _within(sizes, RECORDS)]
+        starts = [start_of(self._once(key), key) for key in _within(sizes, INCARNATIONS)]
+        told = _within(sizes, FOLLOWERS) if positions else ()
+        followers = {key[len(FOLLOWERS) + 1 : -5]: self._row(key) for key in told}
         return Catalog(
             identity,
             Lineage(dict(starts)),
@@ -149,6 +154,11 @@ class StoreReader:
             return None
         whole = all(sizes.get(f"{folder}/{name}") == size for name, size in manifest.files.items())
         return manifest if whole else None
+
+    def _once(self, key: str) -> dict[str, Any]:
+        if key not in self._rows:
+            self._rows[key] = self._row(key)
+        return self._rows[key]
 
     def _row(self, key: str) -> dict[str, Any]:
         data = self.depot.read(key)

@@ -3,12 +3,16 @@
                                     +--------------------- FENCED <----------------+ any failure
                                     |                        ^                     |
     BEHIND -> PREPARING -> PREPARED -> ACTIVATING -> TENTATIVE -> SERVING          |
-       ^          |           |            |             |                         |
-       +----------+-----------+            +-------------+--- the update aborts ---+
+     ^  |         |           |            |          ^  |                         |
+     +--|---------+-----------+            +----------|--+--- the update aborts ---+
+     |  +--------------> FOLLOWING -------------------+
+     +--- the end of the update ---+
 
 Up to PREPARED an engine serves what it served. From ACTIVATING on what it holds is unknown until it attests the
-published root, and tentative until the update is committed. FENCED: it holds unknown or tentative weights and takes
-no request until it has attested a committed version. ABSENT: it joined while the update ran and has no part in it.
+published root, and tentative until the update is committed. FOLLOWING: its own follower brings it there, in its own
+time; until it attests the root it serves what it served, also after the end of the update. FENCED: it holds unknown
+or tentative weights and takes no request until it has attested a committed version. ABSENT: it joined while the
+update ran and has no part in it.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ class Engine(StrEnum):
     PREPARING = "preparing"
     PREPARED = "prepared"
     ACTIVATING = "activating"
+    FOLLOWING = "following"
     TENTATIVE = "tentative"
     SERVING = "serving"
     FENCED = "fenced"
@@ -35,6 +40,7 @@ class Fact(StrEnum):
     """What can happen to it. ATTESTED is the root that was published; any other root is FAILED."""
 
     PREPARE = "prepare"
+    FOLLOW = "follow"
     PREPARED = "prepared"
     ACTIVATE = "activate"
     ATTESTED = "attested"
@@ -49,6 +55,7 @@ ENGINE_TABLE: Table[Engine, Fact] = Table(
     "engine in a weight update",
     {
         (E.BEHIND, F.PREPARE): E.PREPARING,
+        (E.BEHIND, F.FOLLOW): E.FOLLOWING,
         (E.BEHIND, F.FAILED): E.FENCED,
         (E.BEHIND, F.ABORTED): E.BEHIND,
         (E.PREPARING, F.PREPARED): E.PREPARED,
@@ -62,6 +69,10 @@ ENGINE_TABLE: Table[Engine, Fact] = Table(
         (E.ACTIVATING, F.ATTESTED): E.TENTATIVE,
         (E.ACTIVATING, F.FAILED): E.FENCED,
         (E.ACTIVATING, F.ABORTED): E.FENCED,
+        (E.FOLLOWING, F.ATTESTED): E.TENTATIVE,
+        (E.FOLLOWING, F.FAILED): E.FENCED,
+        (E.FOLLOWING, F.COMMITTED): E.BEHIND,  # the others were enough
+        (E.FOLLOWING, F.ABORTED): E.BEHIND,
         (E.TENTATIVE, F.PREPARED): E.TENTATIVE,
         (E.TENTATIVE, F.ATTESTED): E.TENTATIVE,  # answered twice
         (E.TENTATIVE, F.FAILED): E.FENCED,  # died, or restarted with other weights, before the commit

@@ -6,7 +6,8 @@
 
 The required engines are fixed when the update begins; each has a state of its own (turnout.weights.engine_machine).
 The version is committed when every required engine that is not fenced has attested the very root digest that was
-published, and these are at least `at_least`, one of each of `sides` among them; by nothing else. An engine that
+published, and these are at least `at_least`, one of each of `sides` among them; by nothing else. Where the engines
+follow by themselves it is committed as soon as these are enough: the others keep what they serve. An engine that
 fails is fenced; where those that are left are too few the update is aborted. Then every engine that was told to
 activate is fenced too, since what it holds is unknown or tentative; one that was not still serves what it served.
 Nothing changes an update that ended.
@@ -37,11 +38,12 @@ class Phase(StrEnum):
 @dataclass(frozen=True)
 class Begin:
     """`required` takes part; the version is committed with no fewer than `at_least` of them, one of each of `sides`
-    among them (turnout.weights.quorum)."""
+    among them (turnout.weights.quorum). `follow`: each engine has a follower that brings the version there."""
 
     required: tuple[str, ...]
     at_least: int
     sides: Sides = ()
+    follow: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,13 @@ class Activate:
 
 
 @dataclass(frozen=True)
+class Close:
+    """This engine has put the version into place by itself: it takes no request until that is committed."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
 class Fence:
     """This engine takes no request until it has attested a committed version."""
 
@@ -128,7 +137,7 @@ class Abort:
     reason: str
 
 
-Effect = Publish | Prepare | Activate | Fence | Commit | Abort
+Effect = Publish | Prepare | Activate | Close | Fence | Commit | Abort
 Effects = tuple[Effect, ...]
 P = Phase
 
@@ -138,9 +147,10 @@ TABLE: Table[Phase, type[Event]] = Table(
         (P.IDLE, Begin): P.PUBLISHING,  # ABORTED with too few engines
         (P.PUBLISHING, Published): P.PREPARING,
         (P.PREPARING, Prepared): P.PREPARING,
+        (P.PREPARING, Attested): P.PREPARING,  # by an engine that follows
         (P.PREPARING, Go): P.ACTIVATING,  # ABORTED with a request in flight
         (P.ACTIVATING, Prepared): P.ACTIVATING,
-        (P.ACTIVATING, Attested): P.ACTIVATING,  # COMMITTED with the last one
+        (P.ACTIVATING, Attested): P.ACTIVATING,  # COMMITTED with the last one, or with enough that follow
         **{(at, Failed): at for at in (P.PUBLISHING, P.PREPARING, P.ACTIVATING)},  # may end it
         **{(at, Joined): at for at in (P.PUBLISHING, P.PREPARING, P.ACTIVATING)},
         **{(P.COMMITTED, late): P.COMMITTED for late in (Prepared, Attested, Failed, Joined)},
@@ -158,6 +168,7 @@ class UpdateState:
     phase: Phase = Phase.IDLE
     at_least: int = 0
     sides: Sides = ()
+    follow: bool = False
     engines: Mapping[str, Engine] = field(default_factory=dict[str, Engine])
     root: str = ""
     reason: str = ""
@@ -179,6 +190,8 @@ class UpdateState:
     @property
     def settled(self) -> bool:
         """Whether no engine that counts is still waited for. Asked at every event: the first that is ends it."""
+        if self.follow:
+            return not lacking(self.those(Engine.TENTATIVE), self.at_least, self.sides)
         return all(state in _SETTLED for state in self.engines.values())
 
 
@@ -191,22 +204,24 @@ def step(state: UpdateState, event: Event) -> tuple[UpdateState, Effects]:
     if isinstance(event, Begin):
         return _begun(state, event)
     if isinstance(event, Published):
-        moved = _moved(replace(state, phase=phase, root=event.root), Fact.PREPARE, state.live)
-        return moved, tuple(Prepare(engine) for engine in state.live)
+        fact = Fact.FOLLOW if state.follow else Fact.PREPARE
+        moved = _moved(replace(state, phase=phase, root=event.root), fact, state.live)
+        return moved, () if state.follow else tuple(Prepare(engine) for engine in state.live)
     if isinstance(event, Go):
         return _going(state, event)
     if isinstance(event, Joined):
         return _joined(state, event.engine)
     if event.engine is None:
         return _aborted(state, event.reason)
-    if event.engine not in state.engines:
+    early = isinstance(event, Attested) and phase is Phase.PREPARING and not state.follow
+    if early or event.engine not in state.engines:
         raise IllegalTransition(TABLE.name, state.phase, event)
     if isinstance(event, Prepared):
         return _moved(state, Fact.PREPARED, (event.engine,)), ()
     if isinstance(event, Attested):
-        _moved(state, Fact.ATTESTED, (event.engine,))  # raises where it may attest nothing
+        moved = _moved(state, Fact.ATTESTED, (event.engine,))  # raises where it may attest nothing
         if event.root == state.root:
-            return _settled(_moved(state, Fact.ATTESTED, (event.engine,)))
+            return _attested(state, moved, event.engine)
         return _failed(state, event.engine, f"attested {event.root}, published was {state.root}")
     return _failed(state, event.engine, event.reason)
 
@@ -215,7 +230,7 @@ def _begun(state: UpdateState, event: Begin) -> tuple[UpdateState, Effects]:
     if len(set(event.required)) < len(event.required) or event.at_least < 1:
         raise IllegalTransition(TABLE.name, state.phase, event)
     engines = dict.fromkeys(event.required, Engine.BEHIND)
-    begun = UpdateState(Phase.PUBLISHING, event.at_least, event.sides, engines)
+    begun = UpdateState(Phase.PUBLISHING, event.at_least, event.sides, event.follow, engines)
     if begun.lacks:
         return _aborted(begun, begun.lacks)
     return begun, (Publish(),)
@@ -225,15 +240,23 @@ def _going(state: UpdateState, event: Go) -> tuple[UpdateState, Effects]:
     if event.in_flight:
         names = ", ".join(event.in_flight)
         return _aborted(state, f"requests are in flight on {names}; the update needs every engine idle")
-    moved = _moved(replace(state, phase=Phase.ACTIVATING), Fact.ACTIVATE, state.live)
-    return moved, tuple(Activate(engine) for engine in state.live)
+    going = replace(state, phase=Phase.ACTIVATING)
+    if state.follow:
+        return _settled(going)
+    return _moved(going, Fact.ACTIVATE, state.live), tuple(Activate(engine) for engine in state.live)
+
+
+def _attested(before: UpdateState, moved: UpdateState, engine: str) -> tuple[UpdateState, Effects]:
+    ended, effects = _settled(moved)
+    by_itself = before.engines[engine] is Engine.FOLLOWING
+    return ended, (Close(engine), *effects) if by_itself else effects
 
 
 def _joined(state: UpdateState, engine: str) -> tuple[UpdateState, Effects]:
     before = state.engines.get(engine)
     if before is None:
         return replace(state, engines={**state.engines, engine: Engine.ABSENT}), ()
-    if before is Engine.BEHIND:  # it was asked for nothing yet
+    if before in (Engine.BEHIND, Engine.FOLLOWING):  # it was asked for nothing yet, or ever
         return state, ()
     return _failed(state, engine, "it started again")
 

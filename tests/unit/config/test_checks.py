@@ -23,6 +23,7 @@ RLOO = ["--advantage-estimator", "rloo"]
 SAVED = ["--num-rollout", "1", "--save-debug-rollout-data", "quick.yaml"]
 
 EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
+FOLLOWED = ["--update-weight-transport", "follower", *EXTERNAL]
 
 PPO = ["--advantage-estimator", "ppo"]
 OPD = ["--use-opd", "--opd-teacher", "wise"]
@@ -152,7 +153,7 @@ REFUSED = [
     (
         ["--update-weight-mode", "delta", "--update-weight-transport", "tensor"],
         "--update-weight-mode",
-        "use --update-weight-transport disk or group with delta, or --update-weight-mode full with tensor",
+        "use --update-weight-transport disk or group or follower with delta, or",
     ),
     (
         ["--update-weight-disk-dir", "ftp://host/a"],
@@ -227,6 +228,18 @@ REFUSED = [
     ),
     (["--sglang-config", "none.yaml"], "--sglang-config", "no such file"),
     (["--min-engines", "2"], "--min-engines", "the run has 1 engines"),
+    ([*FOLLOWED[:2], "--schedule", "async"], "--update-weight-transport", "no follower beside them"),
+    (FOLLOWED, "--update-weight-transport", "for its follower to say"),
+    (
+        [*FOLLOWED, "--schedule", "async", "--on-weight-update", "abort"],
+        "--on-weight-update",
+        "a follower has",
+    ),
+    (
+        [*FOLLOWED, "--schedule", "async", "--check-weight-update-equal"],
+        "--check-weight-update-equal",
+        "prove their live weights anyway",
+    ),
     (["--max-engine-lag", "1"], "--max-engine-lag", "the sync schedule asks no engine that is behind"),
     (["--no-num-rollout"], "--num-rollout", "no end"),
     (["--global-batch-size", "7"], "--global-batch-size", "= 256 samples"),
@@ -445,7 +458,7 @@ ACCEPTED = [
     *(
         ["--update-weight-mode", mode, "--update-weight-transport", transport]
         for (mode, transport), reason in PAIRS.items()
-        if reason is None and transport != "checkpoint-engine"
+        if reason is None and transport not in ("checkpoint-engine", "follower")
     ),
 ]
 

@@ -33,7 +33,7 @@ class World:
     empty: int | None = None
     stale: bool = False
     schedule: Schedule = SYNC
-    detached = False
+    detached = follow = False
     in_flight = False
 
     def __post_init__(self) -> None:

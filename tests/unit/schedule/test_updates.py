@@ -29,7 +29,7 @@ def version_of(train_step: int) -> WeightVersion:
 class World:
     """Updates whose verbs are noted; those in `fail` raise, those in `slow` wait for `go`."""
 
-    retries = 0
+    retries, follow = 0, False
 
     def __init__(self, detached: bool = True, fail: tuple[str, ...] = (), slow: tuple[str, ...] = ()) -> None:
         self.detached, self.fail, self.slow = detached, fail, slow
@@ -197,6 +197,18 @@ def test_weights_that_the_way_still_reads_are_not_trained_meanwhile() -> None:
     world = World(detached=False)
     assert on(ASYNC, world, lambda updates: updates.publish(1, last=False)).counter == 1
     assert "drain" not in world.notes
+
+
+def test_evaluations_end_before_a_version_is_published_that_engines_come_to_by_themselves() -> None:
+    world = World()
+    world.follow = True
+
+    async def use(updates: Updates) -> None:
+        await updates.publish(1, last=False)
+        await updates.settled()
+
+    on(ASYNC, world, use)
+    assert world.notes[:3] == ["evaluations", "publish 1", "prepare 1"] and world.notes[-1] == "free 1"
 
 
 def test_one_update_at_a_time() -> None:

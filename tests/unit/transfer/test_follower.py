@@ -7,6 +7,7 @@ import errno
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,28 @@ def test_a_model_that_lies_there_already_is_taken_over(store: Store, tmp_path: P
     assert world.depot.bytes_read == sum(f.stat().st_size for d in deltas for f in d.glob("delta-*"))
     assert world.looked() == (6, bits_of(store[1][6]))
     assert not (host / "manifest.json").exists()  # an engine would hold the files against it
+
+
+def test_and_nothing_is_said_of_it_before_the_store_has_a_version(store: Store, tmp_path: Path) -> None:
+    """A follower that begins before its run does; and a record that never changes is read once."""
+    host = tmp_path / "host"
+    shutil.copytree(store[0] / "weight_v000004", host)
+    world = World(*store, host, 0)
+    follower = world.follower(Fate(), 0)
+    reads = Counter[str]()
+    read = world.depot.read
+    world.depot.read = lambda key: (reads.update([key]), read(key))[1]  # type: ignore[method-assign]
+
+    async def life() -> None:
+        assert await follower.turn() == ""
+        world.depot.visible = 6
+        for _ in range(3):
+            assert await follower.turn() == ""
+
+    asyncio.run(life())
+    follower.local.close()
+    assert world.looked() == (6, bits_of(store[1][6]))
+    assert {key for key, times in reads.items() if times > 1} == {"run.json"}
 
 
 def test_weights_of_somebody_else_are_left_alone(store: Store, tmp_path: Path) -> None:

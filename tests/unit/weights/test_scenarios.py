@@ -28,11 +28,12 @@ INDENT = "    "
 
 
 def event_of(line: str) -> Event:
-    """begin N of E E ..., published R, prepared E, go [busy E ...], attested E R, failed E|- why, joined E"""
+    """begin N of|following E ..., published R, prepared E, go [busy E ...], attested E R,
+    failed E|- why, joined E"""
     verb, *words = line.split()
     match verb:
         case "begin":
-            return Begin(tuple(words[2:]), int(words[0]))
+            return Begin(tuple(words[2:]), int(words[0]), follow=words[1] == "following")
         case "published":
             return Published(words[0])
         case "prepared":

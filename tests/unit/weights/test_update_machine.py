@@ -18,6 +18,7 @@ from turnout.weights.update_machine import (
     Activate,
     Attested,
     Begin,
+    Close,
     Commit,
     Failed,
     Fence,
@@ -72,7 +73,7 @@ def test_every_pair_of_phase_and_event(phase: Phase, event: Any) -> None:
     """Legal where the table has a row, but for Go before all have prepared; an update that ended never changes."""
     state = STATES[phase]
     assert state.phase is phase
-    early = isinstance(event, Go) and phase is Phase.PREPARING and not event.in_flight
+    early = phase is Phase.PREPARING and (isinstance(event, Attested) or event == Go())
     stranger = isinstance(event, Prepared | Attested) and phase is Phase.PUBLISHING
     if not TABLE.allows(phase, type(event)) or early or stranger:
         refused(state, event)
@@ -84,10 +85,11 @@ def test_every_pair_of_phase_and_event(phase: Phase, event: Any) -> None:
 
 LEGAL = {
     Engine.ABSENT: {Fact.FAILED, Fact.COMMITTED, Fact.ABORTED},
-    Engine.BEHIND: {Fact.PREPARE, Fact.FAILED, Fact.ABORTED},
+    Engine.BEHIND: {Fact.PREPARE, Fact.FOLLOW, Fact.FAILED, Fact.ABORTED},
     Engine.PREPARING: {Fact.PREPARED, Fact.FAILED, Fact.ABORTED},
     Engine.PREPARED: {Fact.PREPARED, Fact.ACTIVATE, Fact.FAILED, Fact.ABORTED},
     Engine.ACTIVATING: {Fact.PREPARED, Fact.ATTESTED, Fact.FAILED, Fact.ABORTED},
+    Engine.FOLLOWING: {Fact.ATTESTED, Fact.FAILED, Fact.COMMITTED, Fact.ABORTED},
     Engine.TENTATIVE: {Fact.PREPARED, Fact.ATTESTED, Fact.FAILED, Fact.COMMITTED, Fact.ABORTED},
     Engine.SERVING: set(),
     Engine.FENCED: {Fact.PREPARED, Fact.ATTESTED, Fact.FAILED, Fact.COMMITTED, Fact.ABORTED},
@@ -171,8 +173,8 @@ def test_a_joiner_of_this_update_attests_nothing_of_it() -> None:
 
 class Update(RuleBasedStateMachine):
     """The model: a set of names for each thing that happened, no states. Committed iff every engine that never
-    failed attested the published root and they are enough; fenced are those that failed, and after an abort those
-    told to activate."""
+    failed attested the published root and they are enough, where they follow: iff enough of them did; fenced are
+    those that failed, and after an abort those told to activate, or that did so by themselves."""
 
     names = ("x", "y", "z")
 
@@ -186,7 +188,7 @@ class Update(RuleBasedStateMachine):
         self.good: set[str] = set()
         self.bad: set[str] = set()
         self.told: set[str] = set()
-        self.began = self.published = self.gone = self.committed = self.aborted = False
+        self.began = self.published = self.gone = self.committed = self.aborted = self.follow = False
 
     @property
     def live(self) -> set[str]:
@@ -203,13 +205,14 @@ class Update(RuleBasedStateMachine):
     def settle(self) -> None:
         if len(self.live) < self.at_least:
             self.aborted = True
-        elif self.gone and self.good & self.live == self.live:
+        elif self.gone and len(self.good & self.live) >= (self.at_least if self.follow else len(self.live)):
             self.committed = True
 
-    @rule(required=st.sets(st.sampled_from(names)), at_least=st.integers(0, 3))
-    def begin(self, required: set[str], at_least: int) -> None:
-        if self.feed(Begin(tuple(sorted(required)), at_least), not self.began and at_least > 0):
-            self.began, self.required, self.at_least = True, required, at_least
+    @rule(required=st.sets(st.sampled_from(names)), at_least=st.integers(0, 3), follow=st.booleans())
+    def begin(self, required: set[str], at_least: int, follow: bool) -> None:
+        event = Begin(tuple(sorted(required)), at_least, follow=follow)
+        if self.feed(event, not self.began and at_least > 0):
+            self.began, self.required, self.at_least, self.follow = True, required, at_least, follow
             self.settle()
 
     @rule()
@@ -220,26 +223,28 @@ class Update(RuleBasedStateMachine):
     @rule(name=st.sampled_from((*names, "stranger")))
     def prepare(self, name: str) -> None:
         ended = self.committed or self.aborted
-        if (
-            self.feed(Prepared(name), ended or (self.published and name in self.required))
-            and name in self.live
-        ):
+        asked = self.good | self.bad if self.follow else self.required
+        legal = ended or (self.published and name in asked & self.required)
+        if self.feed(Prepared(name), legal) and name in self.live and not self.follow:
             self.prepared.add(name)
 
     @rule(busy=st.booleans())
     def go(self, busy: bool) -> None:
         ready = self.published and not self.gone and not self.committed
-        legal = self.aborted or (ready and (busy or self.prepared >= self.live))
+        legal = self.aborted or (ready and (busy or self.follow or self.prepared >= self.live))
         if self.feed(Go(("x",) if busy else ()), legal):
             if busy:
                 self.aborted = True
             else:
-                self.gone, self.told = True, set(self.live)
+                self.gone, self.told = True, set() if self.follow else set(self.live)
+                if self.follow:
+                    self.settle()
 
     @rule(name=st.sampled_from((*names, "stranger")), right=st.booleans())
     def attest(self, name: str, right: bool) -> None:
         ended = self.committed or self.aborted
-        legal = ended or (self.gone and name in self.required)
+        may = self.published if self.follow else self.gone
+        legal = ended or (may and name in self.required)
         if self.feed(Attested(name, ROOT if right else OTHER), legal) and name in self.live:
             (self.good if right else self.bad).add(name)
             self.settle()
@@ -259,19 +264,23 @@ class Update(RuleBasedStateMachine):
         commits = [effect for effect in self.effects if isinstance(effect, Commit)]
         assert len(commits) == self.committed == (self.state.phase is Phase.COMMITTED)
         for commit in commits:
-            assert set(commit.engines) == self.live <= self.good and len(self.live) >= self.at_least
+            assert set(commit.engines) == self.live & self.good and len(commit.engines) >= self.at_least
+            assert self.follow or self.live <= self.good
 
     @invariant()
     def fenced_are_those_that_failed_and_after_an_abort_those_told_to_activate(self) -> None:
         aborts = [effect for effect in self.effects if isinstance(effect, Abort)]
         assert len(aborts) == self.aborted == (self.state.phase is Phase.ABORTED)
         fenced = [effect.engine for effect in self.effects if isinstance(effect, Fence)]
-        assert sorted(fenced) == sorted(self.bad | (self.told if self.aborted else set()))
+        changed = self.good if self.follow else self.told
+        assert sorted(fenced) == sorted(self.bad | (changed if self.aborted else set()))
 
     @invariant()
     def told_to_activate_are_those_prepared(self) -> None:
         told = {effect.engine for effect in self.effects if isinstance(effect, Activate)}
         assert told == self.told <= self.prepared
+        closed = [effect.engine for effect in self.effects if isinstance(effect, Close)]
+        assert sorted(closed) == (sorted(self.good) if self.follow else [])
 
 
 Update.TestCase.settings = settings(max_examples=200, stateful_step_count=16, deadline=None)

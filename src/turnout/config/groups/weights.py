@@ -13,11 +13,12 @@ class WeightOptions(Options):
     update_weight_mode: Literal["full", "delta"] = option(
         "full", "What a version holds: all weights, or what changed since the last one."
     )
-    update_weight_transport: Literal["disk", "tensor", "group", "checkpoint-engine"] = option(
+    update_weight_transport: Literal["disk", "tensor", "group", "checkpoint-engine", "follower"] = option(
         "disk",
         "Way of a version to the engines: disk, a checkpoint that they load; tensor, shared memory on this host; "
         "group, a broadcast over Gloo; checkpoint-engine, CUDA memory of this host to SGLang by MoonshotAI's "
-        "protocol.",
+        "protocol; follower, none: `turnout weights follow` beside each external engine brings it there, and an "
+        "update waits for the proof of --min-engines.",
     )
     update_weight_encoding: Literal["indices", "deltas", "deltas_zstd", "packed", "ranked", "xor"] | None = (
         option(

@@ -141,7 +141,7 @@ def worker_types(d: Deployment) -> Iterator[Finding]:
 def directory_writable(d: Deployment) -> Iterator[Finding]:
     store = d.here.store
     where = str(store.folder)
-    if d.config.update_weight_transport == "disk":
+    if d.config.on_disk:
         yield failed(store.fault, where) if store.fault else proved("a file was written and removed", where)
     yield from d.here.depot
 
@@ -155,7 +155,7 @@ def directory_shared(d: Deployment) -> Iterator[Finding]:
 
 
 def disk_space(d: Deployment) -> Iterator[Finding]:
-    if d.config.update_weight_transport != "disk":
+    if not d.config.on_disk:
         return
     store, elements = d.here.store, d.here.model.elements
     if store.free_bytes is None or not elements:
@@ -212,9 +212,12 @@ def group(d: Deployment) -> Iterator[Finding]:
 
 def capabilities(d: Deployment) -> Iterator[Finding]:
     way = f"{d.config.update_weight_mode} by {d.config.update_weight_transport}"
-    how = {"disk": ": prepare and activate", "tensor": ": shared memory"}.get(
-        d.config.update_weight_transport, ""
-    )
+    kinds = {
+        "disk": ": prepare and activate",
+        "tensor": ": shared memory",
+        "follower": ": it proves what it holds",
+    }
+    how = kinds.get(d.config.update_weight_transport, "")
     for engine, said in d.answering:
         lacks = _lacks(d.config, engine, said)
         if lacks:
@@ -229,7 +232,7 @@ def capabilities(d: Deployment) -> Iterator[Finding]:
 
 def _lacks(c: RunConfig, engine: EngineFacts, said: EngineInfo) -> str:
     """Why the engine can't take what the run sends; empty: it can, or it is not known."""
-    if c.update_weight_mode == "delta":
+    if c.update_weight_mode == "delta" and not c.followed:
         needed = DELTA_FORMATS[c.update_weight_transport]
         if needed not in (engine.info.get("delta_formats") or ()):
             return (
