@@ -7,6 +7,8 @@ engine_sigkill, engine_sigstop, decode_sigkill
     unroutable: fenced; replaced: a new process serves; serving: that has attested the current version, and is asked
 router_sigkill
     unroutable: the run knows; replaced: a new router; serving: the first group that is complete after that
+ray_node: all processes of a node of a Ray cluster on this machine are killed; a node with room is there
+    as for an engine
 controller_sigkill (the trainer is in the same process)
     replaced: the same command, given at once, goes on with the run; serving: its next train step
 stall
@@ -14,7 +16,7 @@ stall
     stall, by default 25 s after it moved last
 
 `unroutable` of a stopped process follows from the health probes (--rollout-health-check-interval, -timeout: 1 s and
-5 s, three in a row). A kind that can't be measured here (no smg), or was not asked for, is null.
+5 s, three in a row). A kind that can't be measured here (no smg, no Ray), or was not asked for, is null.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from tests.ray_nodes import RayNodes
 
 from benchmarks.machine import describe
 
@@ -138,6 +142,21 @@ def killed_router(run: Run, repeats: int) -> list[Measured]:
     return found
 
 
+def killed_nodes(run: Run, nodes: RayNodes, repeats: int) -> list[Measured]:
+    """Every node holds one engine."""
+    found: list[Measured] = []
+    for number in range(1, repeats + 1):
+        run.settled()
+        nodes.do("add 1")  # not before all engines lie on the nodes that there were
+        at = time.time()
+        nodes.do(f"remove {number}")
+        lost = run.after(at, ["EngineLost", "EngineFenced"])
+        replaced = run.after(at, ["EngineReady"], engine=lost["engine"])["at"]
+        serving = run.after(replaced, ["VersionAttested"], engine=lost["engine"])["at"]
+        found.append(_marks(at, lost["at"], replaced, serving))
+    return found
+
+
 def killed_controller(run: Run, repeats: int) -> list[Measured]:
     found: list[Measured] = []
     for _ in range(repeats):
@@ -200,6 +219,8 @@ def measure(kind: str, folder: Path, repeats: int) -> list[Measured] | None:
     """The repetitions of one kind; None where it can't be measured on this machine."""
     if kind == "router_sigkill" and importlib.util.find_spec("smg") is None:
         return None
+    if kind == "ray_node" and importlib.util.find_spec("ray") is None:
+        return None
     many = ("--rollout-num-engines", str(repeats + 1))
     words = {
         "decode_sigkill": ("--use-fault-tolerance", "--min-engines", "2", *halves(folder, repeats + 1)),
@@ -207,6 +228,8 @@ def measure(kind: str, folder: Path, repeats: int) -> list[Measured] | None:
         "controller_sigkill": ("--save-interval", "1", "--rollout-num-engines", "2"),
         "stall": ("--rollout-health-check-timeout", "600"),
     }.get(kind, (*TOLERANT, *many))
+    if kind == "ray_node":
+        return on_nodes(folder / kind, words, repeats)
     run = Run(folder / kind, *words)
     try:
         if kind == "router_sigkill":
@@ -222,11 +245,24 @@ def measure(kind: str, folder: Path, repeats: int) -> list[Measured] | None:
         run.end()
 
 
+def on_nodes(folder: Path, words: Sequence[str], repeats: int) -> list[Measured]:
+    nodes = RayNodes(*[1] * (repeats + 1))
+    try:
+        run = Run(folder, *words, "--cluster", "ray", "--ray-address", nodes.address)
+        try:
+            return killed_nodes(run, nodes, repeats)
+        finally:
+            run.end()
+    finally:
+        nodes.end()
+
+
 KINDS = (
     "engine_sigkill",
     "engine_sigstop",
     "decode_sigkill",
     "router_sigkill",
+    "ray_node",
     "controller_sigkill",
     "stall",
 )

@@ -8,7 +8,46 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
+from pathlib import Path
+from typing import IO
+
+
+class RayNodes:
+    """A cluster with so many CPUs on each node, in a process of its own. Call `end` in every case."""
+
+    def __init__(self, *cpus: int, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ray_nodes", *map(str, cpus)],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self._line()
+
+    def do(self, line: str) -> None:
+        into = _pipe(self._process.stdin)
+        into.write(line + "\n")
+        into.flush()
+        assert self._line() == line
+
+    def end(self) -> None:
+        _pipe(self._process.stdin).close()
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
+
+    def _line(self) -> str:
+        return _pipe(self._process.stdout).readline().strip()
+
+
+def _pipe(end: IO[str] | None) -> IO[str]:
+    assert end is not None
+    return end
 
 
 def main(cpus: list[int]) -> None:

@@ -4,56 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.held_reward import VARIABLE
-from tests.process.run_process import ROOT, TINY, ended, environment, gone_within, of_kind, start, wait_for
+from tests.process.run_process import TINY, ended, gone_within, of_kind, start, wait_for
+from tests.ray_nodes import RayNodes
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'turnout[ray]'"
 )
 WORDS = ("--cluster", "ray", "--engine-threads", "1", "--no-plots", "--skip-eval-before-train")
-
-
-class Nodes:
-    """A cluster with so many CPUs on each node."""
-
-    def __init__(self, *cpus: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ray_nodes", *map(str, cpus)],
-            cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.address = self._line()
-
-    def do(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        assert self._line() == line
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+# a lost node is known after a second and a half; by default after 15
+QUICK = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    found = Nodes(1, 1)
+def nodes() -> Iterator[RayNodes]:
+    found = RayNodes(1, 1, **QUICK)
     yield found
     found.end()
 
 
-def test_a_run_goes_on_over_the_loss_of_a_node(tmp_path: Path, nodes: Nodes) -> None:
+def test_a_run_goes_on_over_the_loss_of_a_node(tmp_path: Path, nodes: RayNodes) -> None:
     """One engine on each node; the engine of the lost one comes again on a new node."""
     run, go = tmp_path / "run", tmp_path / "go"
     words = (*WORDS, "--ray-address", nodes.address, "--rollout-num-engines", "2", "--schedule", "async")
@@ -77,7 +52,7 @@ def test_a_run_goes_on_over_the_loss_of_a_node(tmp_path: Path, nodes: Nodes) -> 
     assert attested == {"engine-0", "engine-1"}
 
 
-def test_what_cannot_be_placed_is_refused_by_name(tmp_path: Path, nodes: Nodes) -> None:
+def test_what_cannot_be_placed_is_refused_by_name(tmp_path: Path, nodes: RayNodes) -> None:
     words = (*WORDS, "--ray-address", nodes.address, "--rollout-num-engines", "3")
     status, _, err = ended(
         start("train", str(TINY), "--run-dir", str(tmp_path / "run"), *words, "--engine-start-timeout-s", "2")
@@ -85,3 +60,26 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path: Path, nodes: Nodes) 
     assert status == 2, err
     assert "placement group turnout-" in err and "asks for 3 x {CPU 1}" in err, err
     assert err.count("{CPU 1}") >= 3 and gone_within(tmp_path / "run", 5) == []
+
+
+def test_what_a_killed_controller_had_is_free_again(tmp_path: Path, nodes: RayNodes) -> None:
+    """Its engines end, and the same command gets both places of the cluster."""
+    run = tmp_path / "run"
+    words = (
+        "train",
+        str(TINY),
+        "--run-dir",
+        str(run),
+        *WORDS,
+        "--rollout-num-engines",
+        "2",
+        "--num-rollout",
+        "1",
+    )
+    process = start(*words, RAY_ADDRESS=nodes.address)
+    wait_for("both engines", lambda: len(of_kind(run, "EngineReady")) == 2, process)
+    process.kill()
+    process.communicate()
+    assert gone_within(run, 20) == []
+    status, _, err = ended(start(*words, RAY_ADDRESS=nodes.address))
+    assert status == 0, err

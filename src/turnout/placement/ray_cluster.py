@@ -216,6 +216,7 @@ class RayProcess:
     ) -> None:
         self.pid, self._cluster, self._name = pid, cluster, name
         self._actor, self._node, self._own = beside
+        self._gone = asyncio.Event()  # there is no actor to ask
         self._end = asyncio.ensure_future(self._ended())
 
     @property
@@ -230,14 +231,16 @@ class RayProcess:
         try:
             return f"node {self._node}: {await self._actor.ended.remote()}"
         except importlib.import_module("ray.exceptions").RayError as fault:
+            self._gone.set()
             return f"node {self._node}: the actor of {self._name} is gone: {_line(fault)}"
 
     async def stop(self, grace_s: float) -> None:
         """As ChildProcess.stop, there; then the actor is ended, and with it what still lives."""
         clock, errors = self._cluster.clock, importlib.import_module("ray.exceptions")
         with contextlib.suppress(errors.RayError, DeadlineExceeded):
-            stopped = _answer(self._actor.stop.remote(grace_s))
-            await clock.within(grace_s + STOP_S, f"{self._name} to stop", stopped)
+            if not self._gone.is_set():  # Ray takes its time to give up a call to a node that is lost
+                stopped = first(_answer(self._actor.stop.remote(grace_s)), self._gone.wait())
+                await clock.within(grace_s + STOP_S, f"{self._name} to stop", stopped)
         await self._cluster.removed(self._name, self._actor, self._own)
         with contextlib.suppress(DeadlineExceeded):
             await clock.within(STOP_S, f"the actor of {self._name} to end", self.ended())
