@@ -268,7 +268,7 @@ def held(pid: int) -> dict[str, int]:
     return {"bytes": anonymous, "files": len(os.listdir(f"/proc/{pid}/fd"))}  # noqa: PTH208
 
 
-def test_nothing_grows_over_50_updates(tmp_path):
+def test_mem_02_nothing_grows_over_50_updates(tmp_path):
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "vocab_size": 2048}
     model = make_model(tmp_path / "model", "llama", torch.bfloat16, 0, **sizes)  # 4 MB
     (tmp_path / "work").mkdir()

@@ -48,7 +48,7 @@ def by_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("transport", ["tensor", "nccl"])
-def test_a_run_is_the_same_whatever_way_the_weights_take(by_disk: Path, transport: str) -> None:
+def test_wgt_11_a_run_is_the_same_whatever_way_the_weights_take(by_disk: Path, transport: str) -> None:
     path = run(by_disk.parent, transport)
     assert roots(path) == roots(by_disk) != []
     attested = {(row["engine"], row["version"], row["level"]) for row in of_kind(path, "VersionAttested")}

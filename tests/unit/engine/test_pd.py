@@ -459,3 +459,32 @@ def test_memory_is_handed_over_only_for_a_ticket(model):
             assert finish((await call)[1])[0] == "abort"
 
     run(scenario())
+
+
+def test_mem_07_no_half_gives_memory_back_under_a_request_that_is_parked_between_them(model):
+    """Prefilled, and not taken over yet: its pages are in use. Once it has ended both give back, and a pair of which
+    only one half has taken its memory again answers nothing."""
+
+    async def scenario() -> None:
+        async with pair(model) as split:
+            await split.decode.pause()
+            calls = split.send(split.body(LONG, 40, rid="it"))
+            for at in (split.prefill, split.decode):
+                await at.until("kv_transfer")
+            for at in (split.prefill, split.decode):
+                async with at.client.post("/release_memory_occupation", json={}) as reply:
+                    assert reply.status == 400 and "wait" in await reply.text()
+            await split.prefill.call("/abort_request", {"rid": "it"})
+            await split.decode.go_on()
+            for _, answer in await asyncio.gather(*calls):
+                assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+            await split.idle()
+            moved = split.decode.counters["transfers"]
+            for at in (split.prefill, split.decode):
+                await at.call("/release_memory_occupation", {})
+            await split.decode.call("/resume_memory_occupation", {})
+            replies = await asyncio.gather(*split.send(split.body(LONG, 4)))
+            assert all(status >= 400 for status, _ in replies), replies
+            assert split.decode.counters["transfers"] == moved
+
+    run(scenario())

@@ -196,7 +196,7 @@ def test_mem_01_who_keeps_its_memory_ends_the_run_by_name() -> None:
     assert "train 0" in keeps.log
 
 
-def test_an_engine_that_still_runs_requests_is_not_released() -> None:
+def test_mem_07_an_engine_that_still_runs_requests_is_not_released() -> None:
     busy = FakeEngine()
     busy.loads = [1]
     with pytest.raises(DeadlineExceeded, match="requests of engine engine-0 to end"):

@@ -196,7 +196,7 @@ def test_the_policy_waits_for_the_critic_as_long_as_asked(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_critic_goes_on_bit_for_bit_with_its_policy(tmp_path, dtype):
+def test_ckp_07_a_saved_critic_goes_on_bit_for_bit_with_its_policy(tmp_path, dtype):
     folder = make_model(tmp_path / "model", dtype=torch.bfloat16)
     settings = with_critic(
         folder, dtype=dtype, schedule="cosine", total_steps=9, samples_per_optimizer_step=5

@@ -28,7 +28,7 @@ def as_tensors(backend: LocalBackend) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_export_is_the_checkpoint_bit_for_bit(tmp_path, kind, tied, dtype):
+def test_wgt_11_the_export_is_the_checkpoint_bit_for_bit(tmp_path, kind, tied, dtype):
     folder = make_model(tmp_path, kind, tied, dtype=dtype)
     backend = LocalBackend(settings_for(folder, dtype=str(dtype).removeprefix("torch.")))
     stored, exported = load_file(folder / "model.safetensors"), as_tensors(backend)
@@ -70,7 +70,7 @@ def test_an_export_is_not_changed_by_later_steps(tmp_path):
     assert all(np.array_equal(bits, copy) for bits, copy in kept)
 
 
-def test_a_checkpoint_that_does_not_fit_the_model_is_refused(tmp_path):
+def test_wgt_14_a_checkpoint_that_does_not_fit_the_model_is_refused(tmp_path):
     folder = make_model(tmp_path, tied=False)
     stored = load_file(folder / "model.safetensors")
     del stored["lm_head.weight"], stored["model.norm.weight"]

@@ -25,7 +25,9 @@ def state_of(backend: LocalBackend) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
-def test_the_bits_are_those_of_a_trainer_that_stays(tmp_path, kind, dtype):
+def test_mem_05_what_is_trained_saved_and_exported_has_the_bits_of_a_trainer_that_stays(
+    tmp_path, kind, dtype
+):
     folder = make_model(tmp_path / "model", kind, dtype=torch.bfloat16)
     settings = settings_for(folder, dtype=dtype, reference=folder, kl_coef=0.1)
     stays, goes = (LocalBackend(s) for s in (settings, replace(settings, offload=tmp_path / "kept")))

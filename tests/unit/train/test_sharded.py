@@ -84,3 +84,23 @@ def test_gradients_equal_one_process_for_any_packing(tmp_path, ranks, world):
             torch.testing.assert_close(
                 mine, grad, rtol=2e-4, atol=2e-6, msg=lambda m, n=name, c=number: f"case {c}, {n}: {m}"
             )
+
+
+def metrics_job(settings, samples):
+    return ShardedBackend(settings).train(batch_of(samples)).metrics()
+
+
+def test_met_01_a_steps_numbers_are_those_of_one_process_on_any_split(tmp_path, ranks):
+    """Twelve samples of unequal length, one of them without a gradient, over 1, 2 and 4 ranks."""
+    samples = make_samples(seed=9, groups=4, members=3)
+    samples = (replace(samples[0], advantages=(0.0,) * len(samples[0].advantages)), *samples[1:])
+    settings = settings_for(
+        make_model(tmp_path, words=WORDS), kl_coef=0.1, off_policy=OffPolicy("tis"), reference=tmp_path
+    )
+    expected = LocalBackend(settings).train(batch_of(samples)).metrics()
+    apart = {name for name in expected if name.startswith("seconds_")} | {"rows", "micro_batches"}
+    for size in (1, 2, 4):
+        for found in ranks.run(size, metrics_job, sharded(settings, (size, 1)), samples):
+            assert found.keys() == expected.keys()
+            for name in expected.keys() - apart:
+                assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), (size, name)

@@ -197,7 +197,7 @@ def test_an_engine_that_fell_behind_catches_up_by_what_the_store_holds(tmp_path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_published_of_weights_with_a_nan(way: str, tmp_path: Path) -> None:
+def test_wgt_10_nothing_is_published_of_weights_with_a_nan(way: str, tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         broken = touched(few(finite_model(), 1), "router", 3, 0x7FC00000)
         with pytest.raises(WeightError, match="router has 1 values that are NaN or infinite"):
@@ -331,7 +331,7 @@ def counts() -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_grows_over_50_updates(way: str, tmp_path: Path) -> None:
+def test_mem_02_nothing_grows_over_50_updates(way: str, tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         seen: list[tuple[int, list[str], int]] = []
         tensors = finite_model()

@@ -194,7 +194,7 @@ def exported(model: list[HostTensor]) -> Iterator[HostTensor]:
         yield HostTensor(tensor.name, tensor.dtype, tensor.shape, tensor.bits.copy())
 
 
-def test_a_publish_holds_at_most_two_buckets_beside_model_and_base(tmp_path: Path) -> None:
+def test_mem_04_a_publish_holds_at_most_two_buckets_beside_model_and_base(tmp_path: Path) -> None:
     snapshot, model = Snapshot(large(0, 0), large(0, 0)), large(1, 0.05)
     lines = snapshot.survey(model).lines
     work: list[Callable[[], object]] = [

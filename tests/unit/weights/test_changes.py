@@ -76,7 +76,7 @@ def test_any_two_states(data: st.DataObject, width: int) -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_minus_zero_and_nan_payloads_are_changes_and_equal_bits_are_none() -> None:
+def test_wgt_31_minus_zero_and_nan_payloads_are_changes_and_equal_bits_are_none() -> None:
     base = np.array([0, 0x7FC0, 0x7FC0, 0x0001, 0x3F80], np.uint16)
     now = np.array([0x8000, 0x7FC1, 0x7FC0, 0x0002, 0x3F80], np.uint16)
     assert check(base, now).positions.tolist() == [0, 1, 3]

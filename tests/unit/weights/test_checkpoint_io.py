@@ -90,7 +90,7 @@ def test_a_tensor_exported_twice_is_refused(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, [host("a"), host("b"), host("b", seed=1)], WHOLE)
 
 
-def test_the_export_is_a_stream_of_two_shards_at_a_time(tmp_path: Path) -> None:
+def test_mem_04_the_export_is_a_stream_of_two_shards_at_a_time(tmp_path: Path) -> None:
     """When a tensor is asked for, one shard is gathered, one may still be written, those before are on disk."""
 
     def export() -> Any:

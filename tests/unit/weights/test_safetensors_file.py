@@ -88,14 +88,14 @@ def test_data_of_a_foreign_writer_may_be_misaligned(pad: int, tmp_path: Path) ->
     assert found["b"].flags.aligned
 
 
-def test_a_non_contiguous_array_is_written_by_its_elements(tmp_path: Path) -> None:
+def test_wgt_17_a_non_contiguous_array_is_written_by_its_elements(tmp_path: Path) -> None:
     strided = host("w", "U16", (12,)).bits[::2]
     write_file(tmp_path / "f", [type(host("w"))("w", "U16", (6,), strided)])
     (tensor,) = read(tmp_path / "f")
     assert tensor.bits.tolist() == strided.tolist()
 
 
-def test_two_names_of_one_storage_are_both_written(tmp_path: Path) -> None:
+def test_wgt_17_two_names_of_one_storage_are_both_written(tmp_path: Path) -> None:
     one = host("a")
     two = type(one)("b", one.dtype, one.shape, one.bits)
     write_file(tmp_path / "f", [one, two])

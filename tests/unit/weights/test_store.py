@@ -350,7 +350,7 @@ def test_a_lost_answer_is_settled_by_whose_record_it_is(tmp_path: Path) -> None:
         store.publish(model(), 2)
 
 
-def test_numbers_go_on_and_abandoned_versions_are_told_apart(tmp_path: Path) -> None:
+def test_wgt_05_numbers_go_on_and_abandoned_versions_are_told_apart(tmp_path: Path) -> None:
     old = opened(tmp_path / "w")
     for step in range(3):
         old.publish(model(step), step)
@@ -484,7 +484,7 @@ def run_children(*roots: Path) -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
-def test_kill_9_at_any_moment_of_a_publish(tmp_path: Path) -> None:
+def test_wgt_19_kill_9_at_any_moment_of_a_publish(tmp_path: Path) -> None:
     """The child kills itself at its n-th file operation in the store: open, mkdir, link, rename, remove."""
     assets(tmp_path / "assets")
     for step in (1, 2):
