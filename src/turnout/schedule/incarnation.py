@@ -14,21 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turnout.config.run_config import RunConfig
-from turnout.config.rundir import RunPaths
 from turnout.core.errors import (
-    ConfigError,
     DeadlineExceeded,
     EngineDead,
-    EngineError,
-    Fault,
-    WeightError,
 )
 from turnout.core.events import EngineLost
-from turnout.core.ports import Clock, EventSink, Store
+from turnout.core.ports import EventSink
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import read_metrics
-from turnout.placement.cluster import Cluster
 from turnout.placement.tasks import first
 from turnout.rollout.draft import Pace
 from turnout.rollout.rewards import RewardRunner
@@ -43,6 +36,7 @@ from turnout.schedule.control import ControlPlane, World
 from turnout.schedule.engine_changes import EngineChanges, Limits
 from turnout.schedule.engine_lives import Around, at_once
 from turnout.schedule.engine_requests import AddressFile, EngineRequests, beside
+from turnout.schedule.engine_starts import Run
 from turnout.schedule.eval_sets import make_evaluations
 from turnout.schedule.evaluations import EvalRuns, EvalWorld
 from turnout.schedule.external import FILE, beginning_roster
@@ -52,7 +46,6 @@ from turnout.schedule.phases import Phases
 from turnout.schedule.publications import Publications
 from turnout.schedule.reporter import Curves, RunReporter, Sources
 from turnout.schedule.resume import (
-    Beginning,
     load_weights,
     standing_versions,
 )
@@ -73,11 +66,7 @@ from turnout.schedule.weight_plane import (
     open_plane,
 )
 from turnout.serving.client import EngineClient, Traffic
-from turnout.serving.external import ExternalEngines
-from turnout.serving.launcher import Engine, launch
-from turnout.serving.left_behind import end_left_behind, taken_over
-from turnout.serving.roster import EnginePlan, Program
-from turnout.serving.sglang_launcher import launch_sglang
+from turnout.serving.left_behind import end_left_behind
 from turnout.train.untrained import UntrainedBackend
 from turnout.transfer.transport import Transport
 from turnout.transfer.turns import TakingTurns
@@ -85,21 +74,6 @@ from turnout.transfer.updater import Updater
 from turnout.weights.store import WeightStore
 
 TICK_S = 0.5
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is known of an incarnation before anything is started. `token`: of control calls to its own engines."""
-
-    config: RunConfig
-    paths: RunPaths
-    run_id: str
-    beginning: Beginning
-    clock: Clock
-    files: Store
-    cluster: Cluster
-    token: str | None = None
-    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass
@@ -116,39 +90,6 @@ class RunOutcome:
     final_folder: Path | None = None
     weights_root: str = ""  # of a run without versions
     traffic: Traffic = field(default_factory=Traffic)
-
-
-async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan: EnginePlan) -> Engine:
-    """Starts an engine, or connects to it. Raises EngineError or ConfigError, with nothing left of it."""
-    try:
-        return await _launched(run, inputs, external, plan)
-    except (DeadlineExceeded, OSError) as fault:
-        raise EngineError(plan.engine_id, "start", "none", str(fault)) from fault
-
-
-async def _launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan: EnginePlan) -> Engine:
-    config, folders = run.config, (run.paths.engines, run.paths.weights)
-    if plan.program is Program.EXTERNAL:
-        engine = await external.connect(plan, config.engine_start_timeout_s)
-        try:
-            await check_engines(config, [engine.client])
-        except BaseException as fault:
-            await engine.stop()
-            if not isinstance(fault, WeightError):
-                raise
-            raise ConfigError(Fault("--update-weight-mode", config.update_weight_mode, str(fault))) from fault
-        engine.client.traffic = run.traffic
-        return engine
-    model = inputs.model if plan.model_path is None else inputs.models[plan.model_path]
-    if plan.program is Program.SGLANG:
-        server = replace(wiring.sglang_launch(config, plan, model, folders[0]), key=run.token)
-        engine = await launch_sglang(server, run.clock, run.cluster)
-    else:
-        spec = replace(wiring.engine_launch(config, plan, model, folders), token=run.token)
-        found = None if run.beginning.checkpoint is None else await taken_over(spec, run.clock)
-        engine = await launch(spec, run.clock, run.cluster) if found is None else found
-    engine.client.plan, engine.client.traffic = plan, run.traffic
-    return engine
 
 
 class Incarnation:

@@ -26,8 +26,9 @@ from turnout.rollout.untold import untold
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import Written
 from turnout.schedule.clusters import cluster_of, token_of
+from turnout.schedule.engine_starts import Run, launched
 from turnout.schedule.external import external_engines
-from turnout.schedule.incarnation import Incarnation, Run, RunOutcome, launched
+from turnout.schedule.incarnation import Incarnation, RunOutcome
 from turnout.schedule.inputs import RunInputs
 from turnout.schedule.limits import RunLimits
 from turnout.schedule.phases import Phases

@@ -16,7 +16,7 @@ from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, Engin
 from turnout.core.waits import Waits
 from turnout.placement.processes import STOPPED
 from turnout.placement.real import RealClock
-from turnout.schedule import incarnation
+from turnout.schedule import engine_starts
 from turnout.schedule.engine_changes import EngineChanges, Limits, Refused
 from turnout.schedule.engine_lives import Around, Care, Probes
 from turnout.schedule.run_engines import RunEngines
@@ -212,7 +212,7 @@ def launched(plan: EnginePlan, external: Any = None) -> Any:
                                paths=SimpleNamespace(engines=None, weights=None), clock=RealClock(),
                                token=None, cluster=None)  # fmt: skip
     inputs: Any = SimpleNamespace(model=None)
-    return asyncio.run(incarnation.launched(run, inputs, external, plan))
+    return asyncio.run(engine_starts.launched(run, inputs, external, plan))
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_whatever_keeps_an_engine_from_starting_is_a_fault_of_that_engine(
     async def fails(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(incarnation, "launch_sglang", fails)
+    monkeypatch.setattr(engine_starts, "launch_sglang", fails)
     server = SglangLaunch("engine-0", Path(), Path(), "float32", Path(), 1.0)
-    monkeypatch.setattr(incarnation.wiring, "sglang_launch", lambda *_: server)
+    monkeypatch.setattr(engine_starts.wiring, "sglang_launch", lambda *_: server)
     with pytest.raises(EngineError, match=r"engine engine-0 failed in phase start.*(No space|to say)"):
         launched(EnginePlan("engine-0", program=Program.SGLANG))
 
@@ -249,7 +249,7 @@ def test_an_external_engine_that_is_not_used_is_let_go(
     async def fails(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(incarnation, "check_engines", fails)
+    monkeypatch.setattr(engine_starts, "check_engines", fails)
     with pytest.raises(raised):
         launched(EnginePlan("host1:1", program=Program.EXTERNAL), SimpleNamespace(connect=connect))
     assert stopped == [True]
