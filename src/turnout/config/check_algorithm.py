@@ -13,7 +13,7 @@ REFERENCE_USERS = "give --use-kl-loss or --kl-coef"
 
 
 def group_has_a_baseline(c: RunConfig) -> Iterator[Fault]:
-    if c.reward == "none":
+    if c.reward == "none" or c.fine_tunes:
         return
     if ESTIMATORS[c.advantage_estimator].baseline != "none" and c.n_samples_per_prompt == 1:
         name = c.advantage_estimator

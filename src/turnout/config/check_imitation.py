@@ -1,10 +1,10 @@
-"""What must hold of the options of distillation. Rules as in turnout.config.checks."""
+"""What must hold of the options of fine-tuning and distillation. Rules as in turnout.config.checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turnout.config.run_config import RunConfig
+from turnout.config.run_config import RunConfig, specs
 from turnout.core.errors import Fault
 
 
@@ -24,9 +24,32 @@ def teacher_scores_as_sampled(c: RunConfig) -> Iterator[Fault]:
 
 
 def nothing_to_filter_by(c: RunConfig) -> Iterator[Fault]:
-    if c.reward == "none" and c.dynamic_sampling:
+    if c.reward != "none":
+        return
+    if c.dynamic_sampling:
         reason = "without rewards all members of a group are equal, and every group would be left out"
         yield Fault("--dynamic-sampling", "true", reason, "leave it out, or give a reward")
+    if c.eval_prompt_data is not None:
+        yield Fault("--eval-prompt-data", c.eval_prompt_data, "nothing scores the answers", "give a reward")
 
 
-IMITATION_CHECKS = (teacher_is_there, teacher_scores_as_sampled, nothing_to_filter_by)
+def fine_tuning_samples_nothing(c: RunConfig) -> Iterator[Fault]:
+    """Options of rollouts that a run on the data's own answers would not look at."""
+    if not c.fine_tunes:
+        return
+    for name, neutral in (
+        ("advantage_estimator", "grpo"), ("use_opd", False), ("use_kl_loss", False), ("kl_coef", 0.0),
+        ("schedule", "sync"), ("n_samples_per_prompt", 1), ("custom_generate_function_path", None),
+        ("dynamic_sampling", False), ("over_sampling_batch_size", None), ("off_policy", "none"),
+        ("rollout_temperature", 1.0), ("use_rollout_logprobs", False), ("group_rm", False),
+    ):  # fmt: skip
+        value = getattr(c, name)
+        if value != neutral:
+            reason = "--loss-type sft_loss trains on the answers of --prompt-data, each once, and samples none"
+            remedy = "give 1" if name == "n_samples_per_prompt" else "leave it out"
+            yield Fault(specs()[name].flag, str(value), reason, remedy)
+    if c.prompt_data.startswith("reasoning_gym:"):
+        yield Fault("--prompt-data", c.prompt_data, "is a task, which shows no answers", "give a file")
+
+
+IMITATION_CHECKS = (teacher_is_there, teacher_scores_as_sampled, nothing_to_filter_by, fine_tuning_samples_nothing)

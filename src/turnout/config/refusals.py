@@ -32,7 +32,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "optimizer": ("another optimizer", "leave it out: the optimizer is AdamW"),
     "attention_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
     "hidden_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
-    "loss_type": ("another loss than the policy's", "leave it out"),
     "opd_teacher_load": ("a teacher in the trainer", "serve it as a frozen model, named by --opd-teacher"),
     "opd_type": ("a teacher in the trainer", "leave it out: --opd-teacher is served by engines"),
     "use_rollout_routing_replay": ("replaying the engine's choice of experts", "leave it out"),

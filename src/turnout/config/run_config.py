@@ -107,6 +107,16 @@ class RunConfig(
         return self.samples_per_rollout // self.inner_steps
 
     @property
+    def fine_tunes(self) -> bool:
+        """Whether the data gives the answers that are trained on."""
+        return self.loss_type == "sft_loss"
+
+    @property
+    def asks_engines(self) -> bool:
+        """Whether anything is sampled, so that there are engines."""
+        return not self.fine_tunes or self.eval_prompt_data is not None or self.eval_config is not None
+
+    @property
     def has_critic(self) -> bool:
         return ESTIMATORS[self.advantage_estimator].critic
 
@@ -116,7 +126,7 @@ class RunConfig(
         there need be `none`. Empty where it is lacking."""
         if self.rm_type is not None or self.custom_rm_path is not None:
             return self.rm_type or self.custom_rm_path or ""
-        if self.use_opd:
+        if self.use_opd or self.fine_tunes:
             return "none"
         return "reasoning_gym" if self.prompt_data.startswith("reasoning_gym:") else ""
 
@@ -179,6 +189,8 @@ class RunConfig(
     def lag_bound(self) -> int:
         """Greatest lag with which a token may train: what the lead allows, and --max-staleness keeps of it. What
         partial rollouts bring, only the latter bounds."""
+        if self.fine_tunes:  # the data's answers are of no version
+            return self.lead
         return self.max_staleness if self.partial_rollout else min(self.lead, self.max_staleness)
 
     @property
@@ -196,7 +208,7 @@ class RunConfig(
         """Every group of engines that the run starts, placeholders too; raises ConfigError where the file of
         --sglang-config is no good."""
         ranks = self.rollout_num_gpus_per_engine
-        if self.external:
+        if self.external or not self.asks_engines:
             return ()
         if self.sglang_config is not None:
             unsaid = Unsaid(self.hf_checkpoint, ranks, self.engine)
@@ -245,6 +257,8 @@ class RunConfig(
         """How many engines the run can't do without."""
         if self.min_engines is not None:
             return self.min_engines
+        if not self.asks_engines:
+            return 0
         may_be_less = self.use_fault_tolerance or self.rollout_external_engine_file is not None
         fewest = 2 if self.in_halves else 1
         return fewest if may_be_less else self.updated_engines

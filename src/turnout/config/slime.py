@@ -86,7 +86,6 @@ NEUTRAL: dict[str, tuple[tuple[str, ...], str]] = {
     "attention_dropout": (("0",), "there is no dropout"),
     "hidden_dropout": (("0",), "there is no dropout"),
     "lora_rank": (("0",), "all weights are trained"),
-    "loss_type": (("policy_loss",), "the only loss"),
     "opd_type": (("sglang",), "the teacher is served by engines"),
     "rollout_data_transport": (("object-store",), "batches stay in the controller's process"),
     "start_rollout_id": (("0",), "a new run begins there"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -85,6 +86,11 @@ class Fingerprint:
 
 def load_prompts(spec: DataSpec, tokenizer: TokenizerLike) -> list[Prompt]:
     """All prompts of a data set in file order; raises DataError with all faults, ModelError as the tokenizer."""
+    return load_rows(spec, tokenizer, lambda row: prompt_of(row, spec, tokenizer))
+
+
+def load_rows(spec: DataSpec, tokenizer: TokenizerLike, made: Callable[[Row], Prompt]) -> list[Prompt]:
+    """As load_prompts, with prompts that `made` makes of rows; it raises PromptFault for one that is no good."""
     if tasks.is_task(spec.path):
         spec = replace(spec, input_key="prompt", label_key="label", metadata_key="metadata", tool_key=None)
         rows, bad = tasks.task_rows(spec.path), []
@@ -94,7 +100,7 @@ def load_prompts(spec: DataSpec, tokenizer: TokenizerLike) -> list[Prompt]:
     prompts: list[Prompt] = []
     for row in rows:
         try:
-            prompts.append(_prompt(row, spec, tokenizer))
+            prompts.append(made(row))
         except PromptFault as fault:
             bad.append(BadRow(row.where, row.shown, str(fault), fault.remedy))
     if bad:
@@ -118,10 +124,10 @@ def fingerprint(spec: DataSpec, prompts: list[Prompt]) -> Fingerprint:
     return Fingerprint(size, len(prompts), total.hexdigest(), settings)
 
 
-def _prompt(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> Prompt:
+def prompt_of(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> Prompt:
     values = row.values
     refuse_media(values, tuple(key for key in MEDIA_COLUMNS if key != spec.input_key))
-    value = _required(values, spec.input_key, "prompt")
+    value = required(values, spec.input_key, "prompt")
     if value in ("", []):
         raise PromptFault(f"the prompt (key {spec.input_key!r}) is empty")
     label = None if spec.label_key is None else _json_value(_label(values, spec.label_key), "label")
@@ -129,7 +135,7 @@ def _prompt(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> Prompt:
     ids, text = _tokens(value, given, spec, tokenizer)
     if not ids:
         raise PromptFault("the prompt has no token")
-    return Prompt(str(row.index), ids, text, label, _metadata(values, spec.metadata_key))
+    return Prompt(str(row.index), ids, text, label, metadata_of(values, spec.metadata_key))
 
 
 def _tokens(
@@ -155,25 +161,32 @@ def _tokens(
         if given_tools:
             raise PromptFault("the row has tools, and no chat template applies", _TEMPLATE_REMEDY)
         return tuple(tokenizer.encode(value, special=True)), value
-    text = _rendered(value, given_tools, spec, tokenizer)
+    text = rendered(value, given_tools, spec, tokenizer)
     return tuple(tokenizer.encode(text, special=False)), text
 
 
-def _rendered(
-    value: str | list[Any], given_tools: list[Any] | None, spec: DataSpec, tokenizer: TokenizerLike
+def rendered(
+    value: str | list[Any],
+    given_tools: list[Any] | None,
+    spec: DataSpec,
+    tokenizer: TokenizerLike,
+    opens: bool | None = None,
 ) -> str:
+    """A conversation by the chat template; `opens` an answer at its end, or not (None: unless one is there)."""
     from jinja2 import TemplateError  # noqa: PLC0415
 
     talk = [{"role": "user", "content": value}] if isinstance(value, str) else messages(value)
     goes_on = talk[-1]["role"] == "assistant"
     options = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
+    if opens is not None:
+        options = {"add_generation_prompt": opens}
     try:
         return tokenizer.render(talk, given_tools, {**options, **spec.chat_template_kwargs})
     except (TemplateError, TypeError, ValueError, KeyError) as fault:
         raise PromptFault(f"the chat template refuses the messages: {fault}") from fault
 
 
-def _required(values: dict[str, Any], key: str, what: str) -> Any:
+def required(values: dict[str, Any], key: str, what: str) -> Any:
     if key not in values:
         present = ", ".join(sorted(values)) or "none"
         raise PromptFault(f"has no {what} (key {key!r}; keys here: {present})")
@@ -189,7 +202,7 @@ def _label(values: dict[str, Any], key: str) -> Any:
     return values[key]
 
 
-def _metadata(values: dict[str, Any], key: str | None) -> dict[str, Any]:
+def metadata_of(values: dict[str, Any], key: str | None) -> dict[str, Any]:
     found = None if key is None else values.get(key)
     if isinstance(found, str):
         try:
@@ -247,7 +260,7 @@ def _warn_of_unused_tools(rows: list[Row], spec: DataSpec, tokenizer: TokenizerL
     value = row.values[spec.input_key]
     if isinstance(value, str) or isinstance(value[0], dict):
         given = tools(row.values[spec.tool_key])
-        if _rendered(value, given, spec, tokenizer) == _rendered(value, None, spec, tokenizer):
+        if rendered(value, given, spec, tokenizer) == rendered(value, None, spec, tokenizer):
             log.warning("%s: the rows have tools, but the chat template does not show them", spec.path)
 
 

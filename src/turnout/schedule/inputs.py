@@ -12,6 +12,7 @@ from turnout.config.rundir import holds_run
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.rng import SeedTree
 from turnout.placement.devices import visible_gpus
+from turnout.rollout.demonstrations import Demonstration, load_demonstrations
 from turnout.rollout.prompts import Fingerprint, fingerprint, load_prompts
 from turnout.rollout.source import PromptSource
 from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 class RunInputs:
     """What was loaded and checked before anything started. `steps` is None where only the data's end is known;
     `fingerprints` are those of prompts and held-out prompts; `models` are the folders of models besides the one
-    that is trained, by what the configuration calls them."""
+    that is trained, by what the configuration calls them; `shown` are the answers that --loss-type sft_loss trains
+    on."""
 
     model: Path
     tokenizer: HubTokenizer
@@ -39,6 +41,7 @@ class RunInputs:
     steps: int | None
     fingerprints: tuple[Fingerprint, Fingerprint | None]
     models: Mapping[str, Path] = field(default_factory=dict)
+    shown: Mapping[str, Demonstration] = field(default_factory=dict[str, Demonstration])
 
 
 def load_inputs(config: RunConfig, model: Path) -> RunInputs:
@@ -51,7 +54,12 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     named = {plan.model_path for plan in roster(config)} - {None}
     models = {name: resolve_checkpoint(name) for name in sorted(map(str, named))}
     tokenizer = load_tokenizer(model)
-    prompts = load_prompts(wiring.train_data(config), tokenizer)
+    shown: dict[str, Demonstration] = {}
+    if config.fine_tunes:
+        longest = config.rollout_max_response_len
+        prompts, shown = load_demonstrations(wiring.train_data(config), tokenizer, longest)
+    else:
+        prompts = load_prompts(wiring.train_data(config), tokenizer)
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
     wiring.filter_plan(config)  # refused before anything starts
     wiring.generate_function(config)
@@ -62,7 +70,7 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
         spec = wiring.data(config, path, config.eval_keys)
         held_out = fingerprint(spec, [prompt for data in evals.sets for prompt in data.prompts])
     marks = fingerprint(wiring.train_data(config), prompts), held_out
-    return RunInputs(model, tokenizer, source, evals, steps, marks, models)
+    return RunInputs(model, tokenizer, source, evals, steps, marks, models, shown)
 
 
 def _steps(config: RunConfig, source: PromptSource) -> int | None:

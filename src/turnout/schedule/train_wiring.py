@@ -74,7 +74,7 @@ def loss_settings(config: RunConfig) -> LossSettings:
     unsaid = "k1" if config.kl_coef > 0 else "k3"
     aggregation = config.loss_aggregation
     return LossSettings(
-        name=estimator.loss,
+        name="sft" if config.fine_tunes else estimator.loss,
         eps_clip=low,
         eps_clip_high=high,
         eps_clip_c=config.eps_clip_c,

@@ -230,7 +230,8 @@ def save_plan(config: RunConfig, folder: Path, model: Path) -> SavePlan:
 
 
 def staleness_policy(config: RunConfig) -> StalenessPolicy:
-    return StalenessPolicy(config.max_staleness, Fate(config.staleness_policy), config.min_unmasked_share)
+    most = config.lead if config.fine_tunes else config.max_staleness
+    return StalenessPolicy(most, Fate(config.staleness_policy), config.min_unmasked_share)
 
 
 def train_data(config: RunConfig) -> DataSpec:

@@ -97,7 +97,7 @@ class LossSettings:
     advantage; `opsm_delta` is the divergence above which a response with one is left out. None: neither.
     `aggregate` is as in turnout.train.losses.weights, `constant_length` the length that "constant" divides by."""
 
-    name: Literal["grpo", "gspo", "cispo"] = "grpo"
+    name: Literal["grpo", "gspo", "cispo", "sft"] = "grpo"
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28
     eps_clip_c: float | None = None

@@ -102,7 +102,7 @@ class Updater:
                 )
         if lives != self.fleet.lives:
             raise WeightError("an engine ended while the base version was attested")
-        if fresh:
+        if fresh or not self.fleet.engines:
             self.events.emit(VersionCommitted(base.label))
         self.fleet.current = held
         if self.following is not None:

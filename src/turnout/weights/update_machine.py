@@ -7,7 +7,8 @@
 The required engines are fixed when the update begins; each has a state of its own (turnout.weights.engine_machine).
 The version is committed when every required engine that is not fenced has attested the very root digest that was
 published, and these are at least `at_least`, one of each of `sides` among them; by nothing else. Where the engines
-follow by themselves it is committed as soon as these are enough: the others keep what they serve. An engine that
+follow by themselves it is committed as soon as these are enough: the others keep what they serve. A run without
+engines has versions as well: `at_least` is 0 where none is required. An engine that
 fails is fenced; where those that are left are too few the update is aborted. Then every engine that was told to
 activate is fenced too, since what it holds is unknown or tentative; one that was not still serves what it served.
 Nothing changes an update that ended.
@@ -148,7 +149,7 @@ TABLE: Table[Phase, type[Event]] = Table(
         (P.PUBLISHING, Published): P.PREPARING,
         (P.PREPARING, Prepared): P.PREPARING,
         (P.PREPARING, Attested): P.PREPARING,  # by an engine that follows
-        (P.PREPARING, Go): P.ACTIVATING,  # ABORTED with a request in flight
+        (P.PREPARING, Go): P.ACTIVATING,  # ABORTED with a request in flight, COMMITTED without engines
         (P.ACTIVATING, Prepared): P.ACTIVATING,
         (P.ACTIVATING, Attested): P.ACTIVATING,  # COMMITTED with the last one, or with enough that follow
         **{(at, Failed): at for at in (P.PUBLISHING, P.PREPARING, P.ACTIVATING)},  # may end it
@@ -227,7 +228,7 @@ def step(state: UpdateState, event: Event) -> tuple[UpdateState, Effects]:
 
 
 def _begun(state: UpdateState, event: Begin) -> tuple[UpdateState, Effects]:
-    if len(set(event.required)) < len(event.required) or event.at_least < 1:
+    if len(set(event.required)) < len(event.required) or event.at_least < bool(event.required):
         raise IllegalTransition(TABLE.name, state.phase, event)
     engines = dict.fromkeys(event.required, Engine.BEHIND)
     begun = UpdateState(Phase.PUBLISHING, event.at_least, event.sides, event.follow, engines)
@@ -241,7 +242,7 @@ def _going(state: UpdateState, event: Go) -> tuple[UpdateState, Effects]:
         names = ", ".join(event.in_flight)
         return _aborted(state, f"requests are in flight on {names}; the update needs every engine idle")
     going = replace(state, phase=Phase.ACTIVATING)
-    if state.follow:
+    if state.follow or not state.engines:
         return _settled(going)
     return _moved(going, Fact.ACTIVATE, state.live), tuple(Activate(engine) for engine in state.live)
 

@@ -1,8 +1,8 @@
-"""Options of learning from a teacher's log-probs (docs/guides/sft-and-distillation.md)."""
+"""Options of learning from answers that the data gives, and from a teacher's log-probs (docs/guides/sft-and-distillation.md)."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from turnout.config.option import Options, option
 
@@ -10,6 +10,11 @@ from turnout.config.option import Options, option
 class ImitationOptions(Options):
     title: ClassVar[str] = "Imitation"
 
+    loss_type: Literal["policy_loss", "sft_loss"] = option(
+        "policy_loss",
+        "What is trained on: the policy's own samples, or (sft_loss) answers that --prompt-data gives, the row's "
+        "messages of the assistant or its label, by their cross entropy. Without evaluation no engine is started.",
+    )
     use_opd: bool = option(
         False,
         "On-policy distillation: the policy is pulled towards --opd-teacher on its own samples. With a reward, "

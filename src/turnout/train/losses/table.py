@@ -8,6 +8,7 @@ from turnout.train.losses.cispo import cispo_loss
 from turnout.train.losses.grpo import grpo_loss
 from turnout.train.losses.gspo import gspo_loss
 from turnout.train.losses.inputs import LossFunction
+from turnout.train.losses.sft import sft_loss
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Loss:
 
 LOSSES: dict[str, Loss] = {
     "grpo": Loss(grpo_loss),
+    "sft": Loss(sft_loss, old=False, advantages=False),
     "gspo": Loss(gspo_loss),
     "cispo": Loss(cispo_loss),
 }
