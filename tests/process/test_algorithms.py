@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.process.run_process import ROOT, ended, gone_within, start
+from tests.process.run_process import ROOT, ended, gone_within, of_kind, start
 
 WORDS = ("--engine-threads", "1", "--trainer-threads", "1", "--no-plots")
 
@@ -43,3 +43,12 @@ def test_distillation_from_a_teacher_without_a_reward(tmp_path: Path) -> None:
     assert {row["rollout/reward_mean"] for row in rows} == {0}
     teachers = json.loads((run / "summary.json").read_text())["models"]["teacher"]
     assert all(engine["stayed"] for engine in teachers.values())
+
+
+def test_fine_tuning_on_answers_of_a_file_without_engines(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    rows = trained("sft", run, "--save-hf", str(tmp_path / "hf"))
+    assert mean(rows[-3:], "train/loss") < 0.6 * rows[0]["train/loss"]
+    assert {row["train/mismatch_mean_abs_logprob"] for row in rows} == {0}
+    assert of_kind(run, "EngineReady") == [] and not list((run / "engines").glob("*"))
+    assert (tmp_path / "hf" / "model.safetensors").is_file()

@@ -45,11 +45,18 @@ def fine_tuning_samples_nothing(c: RunConfig) -> Iterator[Fault]:
     ):  # fmt: skip
         value = getattr(c, name)
         if value != neutral:
-            reason = "--loss-type sft_loss trains on the answers of --prompt-data, each once, and samples none"
+            reason = (
+                "--loss-type sft_loss trains on the answers of --prompt-data, each once, and samples none"
+            )
             remedy = "give 1" if name == "n_samples_per_prompt" else "leave it out"
             yield Fault(specs()[name].flag, str(value), reason, remedy)
     if c.prompt_data.startswith("reasoning_gym:"):
         yield Fault("--prompt-data", c.prompt_data, "is a task, which shows no answers", "give a file")
 
 
-IMITATION_CHECKS = (teacher_is_there, teacher_scores_as_sampled, nothing_to_filter_by, fine_tuning_samples_nothing)
+IMITATION_CHECKS = (
+    teacher_is_there,
+    teacher_scores_as_sampled,
+    nothing_to_filter_by,
+    fine_tuning_samples_nothing,
+)

@@ -121,7 +121,8 @@ def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
 def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
     """Invariant 5: a version is committed only after every required engine that was not fenced meanwhile computed
     the published root digest itself, from its memory or by checksum (in a run that trusts labels: named it), and
-    these were enough (where they follow, by enough of them). The base is required of every engine that is ready."""
+    these were enough (where they follow, by enough of them). The base is required of every engine that is ready; a
+    run without engines commits by itself what it publishes for none."""
     base = base_version(log)
     trusted = TRUSTED_LEVELS
     updates: dict[str, _Required] = {}
@@ -143,7 +144,9 @@ def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
             if update is not None and event.root == update.root:
                 update.proved.add(event.engine)
         elif isinstance(event, VersionCommitted):
-            yield from _unproved(event.version, updates.get(event.version))
+            update = updates.get(event.version)
+            if update is not None or ready or event.version != base:
+                yield from _unproved(event.version, update)
 
 
 @dataclass
@@ -163,7 +166,7 @@ def _unproved(version: str, update: _Required | None) -> Iterator[str]:
         return
     missing = set[str]() if update.follow else update.engines - update.proved
     counted = update.engines & update.proved if update.follow else update.engines
-    if not update.engines:
+    if not update.engines and update.at_least:
         yield f"{version} was committed without any required engine"
     elif missing:
         yield f"{version} was committed without the proof of {', '.join(sorted(missing))}"

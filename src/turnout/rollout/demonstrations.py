@@ -12,8 +12,8 @@ label (--label-key), the answer (that alone trains). Promises
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from turnout.core.errors import DataError, Fault
@@ -67,9 +67,9 @@ class Demonstrations:
     """Makes samples of what the data shows, in the place of a Sampler; they count as of the version that is current
     when they are taken."""
 
-    def __init__(self, shown: Shown) -> None:
-        self._shown = shown
-        self.version = ""
+    def __init__(self, shown: Shown, version: Callable[[], str]) -> None:
+        """`version`: the label of the current one."""
+        self._shown, self._version = shown, version
 
     async def sample(self, ask: Ask) -> Trajectory:
         shown = self._shown[ask.prompt.prompt_id]
@@ -78,7 +78,7 @@ class Demonstrations:
             response_ids=shown.ids,
             logprobs=(0.0,) * count,
             loss_mask=shown.mask,
-            spans=VersionSpans(((count, self.version),)),
+            spans=VersionSpans(((count, self._version()),)),
             finish=Finish.STOP,
             text=shown.text,
             engines=Runs(((count, DATA),)),
@@ -86,15 +86,15 @@ class Demonstrations:
         )
 
 
-def _demonstration(
-    row: Row, spec: DataSpec, tokenizer: TokenizerLike
-) -> tuple[Prompt, Demonstration]:
+def _demonstration(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> tuple[Prompt, Demonstration]:
     answer = None if spec.label_key is None else required(row.values, spec.label_key, "answer")
     if answer is not None and not (isinstance(answer, str) and check_text(answer)):
         raise PromptFault(f"the answer (key {spec.label_key!r}) is no text, or empty")
     if not spec.apply_chat_template:
         if answer is None:
-            raise PromptFault("the row has no answer", "give --label-key, or messages with --apply-chat-template")
+            raise PromptFault(
+                "the row has no answer", "give --label-key, or messages with --apply-chat-template"
+            )
         shown = _closed([(tokenizer.encode(answer, special=False), 1)], tokenizer)
         return prompt_of(row, spec, tokenizer), shown
     talk, first = _talk(required(row.values, spec.input_key, "prompt"), answer)
@@ -118,7 +118,9 @@ def _talk(value: Any, answer: str | None) -> tuple[list[Message], int]:
         return [*talk, {"role": "assistant", "content": answer}], len(talk)
     first = next((at for at, message in enumerate(talk) if message["role"] == "assistant"), 0)
     if not first or talk[-1]["role"] != "assistant":
-        raise PromptFault("no message of the assistant comes after another and ends the row", "give --label-key")
+        raise PromptFault(
+            "no message of the assistant comes after another and ends the row", "give --label-key"
+        )
     return talk, first
 
 

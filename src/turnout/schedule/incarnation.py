@@ -23,6 +23,7 @@ from turnout.core.ports import EventSink
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import read_metrics
 from turnout.placement.tasks import first
+from turnout.rollout.demonstrations import Demonstrations
 from turnout.rollout.draft import Pace
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Routes, Sampler
@@ -129,7 +130,7 @@ class Incarnation:
             models = await RunModels(config, self._engines, transport, events, self._clock).begun()
             rewards = wiring.reward_runner(config, self._clock, models.models)
             sampler = await self._sampler(updater, inputs)
-            generator = Generator(self._samples(inputs, sampler), rewards, self._phases.waits)
+            generator = Generator(self._trained_on(inputs, sampler, updater), rewards, self._phases.waits)
             around = EvalWorld(store, events, self._phases, self._clock, dedicated=models.dedicated)
             self.outcome.evals = evals = self._evaluations(inputs, updater, rewards, around)
             evals.restore(written.points, standing_versions(book.ledger.versions(), begin.step))
@@ -310,6 +311,11 @@ class Incarnation:
             routes = router.members.routes(routes.room)
         pace = Pace(self.config.token_journal_interval)
         return Sampler(routes, inputs.tokenizer, self._clock, pace=pace)
+
+    def _trained_on(self, inputs: RunInputs, sampler: Sampler, updater: Updater) -> Samples:
+        if self.config.fine_tunes:
+            return Demonstrations(inputs.shown, lambda: self._current(updater).label)
+        return self._samples(inputs, sampler)
 
     def _samples(self, inputs: RunInputs, sampler: Sampler) -> Samples:
         return wiring.samples(self.config, sampler, inputs.tokenizer)

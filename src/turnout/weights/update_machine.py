@@ -242,7 +242,7 @@ def _going(state: UpdateState, event: Go) -> tuple[UpdateState, Effects]:
         names = ", ".join(event.in_flight)
         return _aborted(state, f"requests are in flight on {names}; the update needs every engine idle")
     going = replace(state, phase=Phase.ACTIVATING)
-    if state.follow or not state.engines:
+    if state.follow or not state.live:
         return _settled(going)
     return _moved(going, Fact.ACTIVATE, state.live), tuple(Activate(engine) for engine in state.live)
 

@@ -26,6 +26,7 @@ EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
 FOLLOWED = ["--update-weight-transport", "follower", *EXTERNAL]
 
 PPO = ["--advantage-estimator", "ppo"]
+SFT = ["--loss-type", "sft_loss", "--n-samples-per-prompt", "1"]
 OPD = ["--use-opd", "--opd-teacher", "wise"]
 
 REFUSED = [
@@ -33,6 +34,10 @@ REFUSED = [
     (["--opd-teacher", "wise"], "--opd-teacher", "give --use-opd"),
     ([*OPD, "--rollout-temperature", "0.7"], "--rollout-temperature", "give 1"),
     ([*OPD, "--no-rm-type", "--dynamic-sampling"], "--dynamic-sampling", "without rewards all members"),
+    ([*SFT, "--schedule", "pipelined"], "--schedule", "samples none"),
+    (["--loss-type", "sft_loss"], "--n-samples-per-prompt", "give 1"),
+    ([*SFT, "--prompt-data", "reasoning_gym:x"], "--prompt-data", "shows no answers"),
+    ([*SFT, "--no-rm-type", *EVAL], "--eval-prompt-data", "give a reward"),
     (["--critic-lr", "1e-5"], "--critic-lr", "the run has no critic"),
     (["--lambd", "0.9"], "--lambd", "give --advantage-estimator ppo"),
     ([*PPO, "--critic-load", "no/such/folder"], "--critic-load", "no such"),
