@@ -1,4 +1,4 @@
-"""Options of learning from answers that the data gives, and from a teacher (docs/guides/sft-and-distillation.md)."""
+"""Options of learning from answers of the data, and from a teacher (docs/guides/sft-and-distillation.md)."""
 
 from __future__ import annotations
 
