@@ -218,19 +218,11 @@ class Update(RuleBasedStateMachine):
         elif self.gone and len(self.good & self.live) >= (self.at_least if self.follow else len(self.live)):
             self.committed = True
 
-<<<<<<< HEAD
     @rule(required=st.sets(st.sampled_from(names)), at_least=st.integers(0, 3), follow=st.booleans())
     def begin(self, required: set[str], at_least: int, follow: bool) -> None:
         event = Begin(tuple(sorted(required)), at_least, follow=follow)
-        if self.feed(event, not self.began and at_least > 0):
+        if self.feed(event, not self.began and at_least >= bool(required)):
             self.began, self.required, self.at_least, self.follow = True, required, at_least, follow
-=======
-    @rule(required=st.sets(st.sampled_from(names)), at_least=st.integers(0, 3))
-    def begin(self, required: set[str], at_least: int) -> None:
-        legal = not self.began and at_least >= bool(required)
-        if self.feed(Begin(tuple(sorted(required)), at_least), legal):
-            self.began, self.required, self.at_least = True, required, at_least
->>>>>>> 37f1a1e (Supervised fine-tuning on answers of the data, without engines unless something evaluates)
             self.settle()
 
     @rule()
@@ -254,14 +246,8 @@ class Update(RuleBasedStateMachine):
             if busy:
                 self.aborted = True
             else:
-<<<<<<< HEAD
                 self.gone, self.told = True, set() if self.follow else set(self.live)
-                if self.follow:
-                    self.settle()
-=======
-                self.gone, self.told = True, set(self.live)
                 self.settle()
->>>>>>> 37f1a1e (Supervised fine-tuning on answers of the data, without engines unless something evaluates)
 
     @rule(name=st.sampled_from((*names, "stranger")), right=st.booleans())
     def attest(self, name: str, right: bool) -> None:
