@@ -47,7 +47,7 @@ def test_distillation_from_a_teacher_without_a_reward(tmp_path: Path) -> None:
 
 def test_fine_tuning_on_answers_of_a_file_without_engines(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    rows = trained("sft", run, "--save-hf", str(tmp_path / "hf"))
+    rows = trained("sft", run, "--save-hf", str(tmp_path / "hf"), "--update-weights-interval", "5")
     assert mean(rows[-3:], "train/loss") < 0.6 * rows[0]["train/loss"]
     assert {row["train/mismatch_mean_abs_logprob"] for row in rows} == {0}
     assert of_kind(run, "EngineReady") == [] and not list((run / "engines").glob("*"))

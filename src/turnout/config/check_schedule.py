@@ -86,7 +86,7 @@ def checkpoints_meet_versions(c: RunConfig) -> Iterator[Fault]:
 
 def interval_is_fresh_enough(c: RunConfig) -> Iterator[Fault]:
     least = c.update_weights_interval - (c.schedule != "pipelined")
-    if c.max_staleness < least:
+    if c.max_staleness < least and not c.fine_tunes:
         reason = f"--schedule {c.schedule} makes tokens of lag {least}, --max-staleness is {c.max_staleness}"
         remedy = f"give --max-staleness {least}"
         if c.update_weights_interval > 1:

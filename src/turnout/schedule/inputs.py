@@ -21,7 +21,7 @@ from turnout.schedule.checkpoints import check_folders
 from turnout.schedule.eval_sets import load_eval_plan
 from turnout.schedule.evaluations import EvalPlan
 from turnout.schedule.roster import check_gpus, roster
-from turnout.schedule.run_models import check_models
+from turnout.schedule.run_models import check_models, check_tokens
 from turnout.train.model_zoo import resolve_checkpoint
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     named = {plan.model_path for plan in roster(config)} - {None}
     models = {name: resolve_checkpoint(name) for name in sorted(map(str, named))}
     tokenizer = load_tokenizer(model)
+    check_tokens(config, tokenizer, models)
     shown: dict[str, Demonstration] = {}
     if config.fine_tunes:
         longest = config.rollout_max_response_len

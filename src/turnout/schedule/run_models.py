@@ -8,13 +8,15 @@ did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, Fault
 from turnout.core.ports import Clock, EventSink
 from turnout.placement.tasks import together
+from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
 from turnout.schedule.dedicated import DedicatedEngines, Following
 from turnout.schedule.frozen import FrozenModels
 from turnout.schedule.loop import Trainer
@@ -139,3 +141,15 @@ def check_models(config: RunConfig) -> None:
         )
         remedy = "give its server groups engine: embedded, or use another --eval-mode"
         raise ConfigError(Fault("--eval-model", name, reason, remedy))
+
+
+def check_tokens(config: RunConfig, tokenizer: HubTokenizer, folders: Mapping[str, Path]) -> None:
+    """Raises ConfigError where a model that is to score the policy's tokens knows others by their ids. `folders` are
+    those of the models besides the one that is trained, by what the configuration calls them."""
+    for flag, name in (("--ref-model", config.ref_model), ("--opd-teacher", config.opd_teacher)):
+        path = next((plan.model_path for plan in roster(config) if plan.model == name), None)
+        if path is None:  # that of --hf-checkpoint
+            continue
+        if load_tokenizer(folders[path]).inner.get_vocab() != tokenizer.inner.get_vocab():
+            reason = f"the tokenizer of {path} gives other ids than that of {config.hf_checkpoint}"
+            raise ConfigError(Fault(flag, str(name), reason, "take a model of the same family"))

@@ -20,17 +20,19 @@ from turnout.core.version import WeightVersion
 from turnout.core.waits import Waits
 from turnout.placement.real import RealClock
 from turnout.rollout.rewards import RewardRunner
+from turnout.rollout.tokenizer import load_tokenizer
 from turnout.schedule.dedicated import DedicatedEngines, Following
 from turnout.schedule.engine_lives import Around, Care, Probes
 from turnout.schedule.frozen import FrozenModels
-from turnout.schedule.reference import Reference
+from turnout.schedule.reference import Reference, TaughtTrainer
 from turnout.schedule.run_engines import RunEngines
-from turnout.schedule.run_models import RunModels, check_models
+from turnout.schedule.run_models import RunModels, check_models, check_tokens
 from turnout.serving.client import Attestation, EngineClient
 from turnout.serving.external import Elsewhere
 from turnout.serving.launcher import Engine
 from turnout.serving.models import Models, model_url
 from turnout.serving.roster import EnginePlan, WorkerType
+from turnout.train.model_tokenizer import byte_tokenizer, save_tokenizer
 from turnout.weights.routing import Held
 
 OLD, NEW = "1" * 32, "2" * 32
@@ -322,3 +324,38 @@ def test_options_name_models_that_are_there(tmp_path: Path, given: dict[str, Any
         return
     with pytest.raises(ConfigError, match=said):
         check_models(config)
+
+
+def test_a_model_that_scores_the_policys_tokens_knows_them_by_the_same_ids(tmp_path: Path) -> None:
+    other = byte_tokenizer()
+    other.add_tokens(["<call>"])
+    for name, tokenizer in (("same", byte_tokenizer()), ("other", other)):
+        save_tokenizer(tokenizer, tmp_path / name)
+    own = load_tokenizer(tmp_path / "same")
+    for flag in ("ref_model", "opd_teacher"):
+        config = configured(tmp_path, **{flag: "judge"})  # whose model_path is `other`
+        check_tokens(config, own, {"other": tmp_path / "same"})
+        with pytest.raises(ConfigError, match="the tokenizer of other gives other ids"):
+            check_tokens(config, own, {"other": tmp_path / "other"})
+    check_tokens(configured(tmp_path, opd_teacher="apart"), own, {})  # the policy's own checkpoint
+
+
+def test_the_trainer_gets_the_teachers_log_probs_and_tells_how_far_it_is() -> None:
+    """Of trained tokens alone; a sample that trains none is not asked about."""
+
+    class Trainer:
+        async def train(self, batch: TrainBatch) -> dict[str, float]:
+            self.batch = batch
+            return {"loss": 1.0}
+
+    async def scores(self: Reference, batch: TrainBatch) -> list[tuple[float, ...]]:  # noqa: ARG001
+        return [(-2.0, -7.0, -3.0), ()]
+
+    trainer = Trainer()
+    teacher = Reference(Models({}), "judge", RealClock(), 5.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reference, "logprobs", scores)
+        batch = TrainBatch(0, "v", (SAMPLE, replace(SAMPLE, loss_mask=(0, 0, 0))))
+        told = asyncio.run(TaughtTrainer(trainer, teacher).train(batch))
+    assert told == {"loss": 1.0, "opd_kl": ((-1.0 + 2.0) + (-1.0 + 3.0)) / 2}
+    assert [sample.teacher for sample in trainer.batch.samples] == [(-2.0, -7.0, -3.0), ()]

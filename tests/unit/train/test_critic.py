@@ -245,3 +245,18 @@ def test_a_step_of_the_critic_that_is_not_finite_is_skipped_and_counted(tmp_path
     assert torch.equal(backend._critic.flat.master, before)
     with pytest.raises(TrainError, match="the critic: 2 optimizer steps in a row"):
         backend.train(batch_of(broken, 1))
+
+
+def test_a_critic_gives_its_memory_back_with_its_policy(tmp_path):
+    """Between steps both are away; what is trained has the bits of a trainer that stays."""
+    folder = make_model(tmp_path / "model")
+    settings = with_critic(folder)
+    stays, goes = (LocalBackend(s) for s in (settings, replace(settings, offload=tmp_path / "kept")))
+    for step in range(3):
+        goes.offload()
+        assert goes._critic.flat.away and goes._critic.flat.master.untyped_storage().nbytes() == 0
+        goes.onload()
+        batch = batch_of(rewarded(make_samples(seed=step)), step)
+        assert goes.train(batch).critic.value_loss == stays.train(batch).critic.value_loss
+    for a, b in ((goes._flat, stays._flat), (goes._critic.flat, stays._critic.flat)):
+        assert torch.equal(a.master, b.master) and torch.equal(a.exp_avg_sq, b.exp_avg_sq)
