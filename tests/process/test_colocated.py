@@ -14,7 +14,11 @@ from tests.process.run_process import ROOT, ended, gone_within, of_kind, start, 
 from turnout.observe.metrics import read_metrics
 from turnout.placement.footprint import enough
 
-FAST = ("--engine-threads", "1", "--trainer-threads", "1", "--no-plots")
+FAST = ("--engine-threads", "1", "--trainer-threads", "1", "--no-plots", "--skip-eval-before-train")
+LARGE = (
+    "--engine-max-total-tokens",
+    "131072",
+)  # what an engine gives back is far above what it takes otherwise
 
 
 def begun(name: str, run: Path, *words: str) -> Any:
@@ -37,7 +41,7 @@ def whole(run: Path, status: int, err: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["colocated", "colocated_partial", "colocated_async"])
 def test_the_example_runs_to_its_end_with_equal_digests(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
-    saves = ("--num-rollout", "3", "--save-interval", "1", "--save", str(tmp_path / "saved"))
+    saves = (*LARGE, "--num-rollout", "3", "--save-interval", "1", "--save", str(tmp_path / "saved"))
     status, _, err = ended(begun(name, run, *saves))
     summary = whole(run, status, err)
     released = of_kind(run, "MemoryReleased")
@@ -47,7 +51,9 @@ def test_the_example_runs_to_its_end_with_equal_digests(tmp_path: Path, name: st
         assert released == [] and "memory/released_bytes" not in rows[0]
         return
     assert [row["who"] for row in released] == ["trainer", *["engine-0", "trainer"] * 3]
-    assert all(enough(row["asked"], row["fell"]) and row["asked"] > 1 << 20 for row in released)
+    assert all(enough(row["asked"], row["fell"]) for row in released)
+    of_engine = [row for row in released if row["who"] == "engine-0"]
+    assert all(row["fell"] >= 0.9 * row["asked"] > 25 << 20 for row in of_engine), of_engine
     assert all(row["memory/released_bytes"] and row["memory/offloaded_bytes"] for row in rows)
     assert list((run / "offload").iterdir()) == [], "the trainer's file has no name"
     if name == "colocated_partial":

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from turnout.core.errors import Fault, InvariantBroken, ModelError
 from turnout.engine.settings import KERNEL_PAGE_TOKENS as PAGE
 from turnout.native.loader import library
+from turnout.placement.footprint import drop_pages, resident_bytes_at
 
 NAME = "turnout_paged"
 
@@ -60,8 +61,11 @@ class KvCache:
         self.values = [torch.zeros(value_shape, dtype=self.dtype) for _ in range(self.layers)]
 
     def release(self) -> int:
-        """Frees the memory and returns how many bytes that were; nothing may be computed until `allocate`."""
-        freed = self.nbytes
+        """Frees the memory and returns how many bytes that were: pages that nothing was written to were never
+        there. Nothing may be computed until `allocate`."""
+        freed = sum(resident_bytes_at(t.data_ptr(), t.nbytes) for t in (*self.keys, *self.values))
+        for tensor in (*self.keys, *self.values):
+            drop_pages(tensor.data_ptr(), tensor.nbytes)
         self.keys, self.values = [], []
         return freed
 

@@ -20,6 +20,7 @@ from turnout.engine.patches import Patch, Placed, exchange, packed_places, place
 from turnout.engine.shape import ModelShape
 from turnout.engine.storage import Spec, as_bits
 from turnout.native.loader import library
+from turnout.placement.footprint import drop_pages
 from turnout.weights.changes import Bits
 from turnout.weights.digest import Sums, element_sums
 
@@ -131,6 +132,8 @@ class PackedStorage:
 
     def release(self) -> int:
         freed = sum(buffer.nbytes for buffer in self._live.values())
+        for buffer in self._live.values():
+            drop_pages(buffer.data_ptr(), buffer.nbytes)
         self._live = {name: torch.empty(0, dtype=torch.bfloat16) for name in self._live}
         self.generation += 1
         return freed

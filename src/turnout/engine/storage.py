@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from turnout.engine.live_dtypes import as_stored
 from turnout.engine.patches import Patch, Placed, exchange, placed
+from turnout.placement.footprint import drop_pages
 from turnout.weights.changes import Bits
 from turnout.weights.digest import Sums, element_sums
 
@@ -141,7 +142,9 @@ class ModuleStorage:
     def release(self) -> int:
         freed = 0
         for parameter in self._parameters.values():
-            freed += parameter.data.untyped_storage().nbytes()
+            held = parameter.data.untyped_storage()
+            freed += held.nbytes()
+            drop_pages(held.data_ptr(), held.nbytes())
             parameter.data = torch.empty(1, dtype=parameter.dtype).expand(parameter.shape)  # one element
         return freed
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -72,6 +73,28 @@ def file_bytes(file: int) -> int:
     if sys.platform != "linux" or ctypes.CDLL(None).syscall(_CACHESTAT, file, *pointers, 0):
         return 0
     return (counts.dirty + counts.writeback) * _PAGE
+
+
+def resident_bytes_at(address: int, size: int) -> int:
+    """How much of anonymous memory of this process was ever touched, in whole pages (mincore(2)); `size` where the
+    system does not say."""
+    first = address // _PAGE * _PAGE
+    pages = -(-(address + size - first) // _PAGE)
+    found = (ctypes.c_ubyte * pages)()
+    if sys.platform != "linux" or ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(first), ctypes.c_size_t(pages * _PAGE), found
+    ):
+        return size
+    return min(size, sum(page & 1 for page in bytes(found)) * _PAGE)
+
+
+def drop_pages(address: int, size: int) -> None:
+    """Gives whole pages of memory that nobody reads any more back to the system, before it is freed: glibc keeps up
+    to 64 MiB of what a thread's arena freed last, and malloc_trim leaves that there."""
+    first = -(-address // _PAGE) * _PAGE
+    whole = (address + size) // _PAGE * _PAGE - first
+    if whole > 0 and sys.platform == "linux":
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(whole), mmap.MADV_DONTNEED)
 
 
 def give_back() -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from turnout.core.errors import Fault, InvariantBroken, UserError
-from turnout.placement.footprint import file_bytes, give_back, pss_bytes
+from turnout.placement.footprint import drop_pages, file_bytes, give_back, pss_bytes
 from turnout.train.backend import GivenBack
 from turnout.train.parameters import FlatParameters
 
@@ -128,8 +128,8 @@ class Offload:
         self._kept = self._state | still
         made = [t for flat in flats.values() for t in (flat.grad, flat.compute) if t is not flat.master]
         self._sizes = [(t, t.untyped_storage().nbytes()) for t in (*self._kept.values(), *made)]
-        on_cuda = next(iter(flats.values())).master.device.type == "cuda"
-        self._room: _Room = PinnedRoom(self._kept) if on_cuda else FileRoom(folder, self._kept)
+        self._on_cuda = next(iter(flats.values())).master.device.type == "cuda"
+        self._room: _Room = PinnedRoom(self._kept) if self._on_cuda else FileRoom(folder, self._kept)
         for name, tensor in still.items():
             self._room.keep(name, tensor)
 
@@ -148,6 +148,8 @@ class Offload:
         for name, tensor in self._state.items():
             self._room.keep(name, tensor)
         for tensor, _ in self._sizes:
+            if not self._on_cuda:
+                drop_pages(tensor.data_ptr(), tensor.nbytes)
             tensor.untyped_storage().resize_(0)
         give_back()
         for name, flat in self._flats.items():

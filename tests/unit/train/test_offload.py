@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tests.train_models import batch_of, make_model, make_samples, settings_for
 from turnout.core.errors import InvariantBroken, UserError
 from turnout.placement import footprint
-from turnout.placement.footprint import enough, file_bytes, pss_bytes
+from turnout.placement.footprint import enough, pss_bytes
 from turnout.train.local import LocalBackend
 from turnout.weights.digest import root_of
 
@@ -107,20 +107,3 @@ def test_mem_01_what_is_given_back_is_gone_and_fifty_cycles_take_no_more(tmp_pat
         held.append(pss_bytes(os.getpid()))
         backend.onload()
     assert max(held[5:]) - held[5] < 4 << 20, held
-
-
-def test_memory_that_is_only_parked_is_no_release(tmp_path):
-    """Pages that are not written yet, and files of a tmpfs, are held."""
-    with (tmp_path / "file").open("wb") as file:
-        file.write(bytes(8 << 20))
-        file.flush()
-        assert file_bytes(file.fileno()) >= 8 << 20
-        os.fdatasync(file.fileno())
-        assert file_bytes(file.fileno()) == 0
-    name = f"/dev/shm/turnout-test-{os.getpid()}"
-    with open(name, "wb") as file:  # noqa: PTH123
-        os.unlink(name)  # noqa: PTH108
-        file.write(bytes(1 << 20))
-        file.flush()
-        assert file_bytes(file.fileno()) == 1 << 20
-    assert not enough(100 << 20, 50 << 20) and enough(100 << 20, 90 << 20)
