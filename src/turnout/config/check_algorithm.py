@@ -13,7 +13,7 @@ REFERENCE_USERS = "give --use-kl-loss or --kl-coef"
 
 
 def group_has_a_baseline(c: RunConfig) -> Iterator[Fault]:
-    if c.reward == "none" or c.fine_tunes:
+    if c.reward == "none" or c.fine_tunes or c.custom_advantage_function_path is not None:
         return
     if ESTIMATORS[c.advantage_estimator].baseline != "none" and c.n_samples_per_prompt == 1:
         name = c.advantage_estimator
@@ -35,6 +35,15 @@ def estimator_has_a_use(c: RunConfig) -> Iterator[Fault]:
     if estimator.loss == "cispo" and c.eps_clip_c is not None:
         reason = "cispo bounds the ratio by --eps-clip-high for every advantage"
         yield Fault("--eps-clip-c", f"{c.eps_clip_c:g}", reason, "leave it out")
+
+
+def critic_makes_the_advantages(c: RunConfig) -> Iterator[Fault]:
+    path = c.custom_advantage_function_path
+    if path is not None and ESTIMATORS[c.advantage_estimator].critic:
+        remedy = "leave it out, or choose another --advantage-estimator"
+        yield Fault(
+            "--custom-advantage-function-path", path, "the critic of ppo makes the advantages", remedy
+        )
 
 
 def dual_clip_is_above(c: RunConfig) -> Iterator[Fault]:
@@ -89,6 +98,7 @@ def kl_is_used(c: RunConfig) -> Iterator[Fault]:
 ALGORITHM_CHECKS: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     group_has_a_baseline,
     estimator_has_a_use,
+    critic_makes_the_advantages,
     dual_clip_is_above,
     opsm_is_used,
     overlong_fits,

@@ -42,6 +42,9 @@ def fine_tuning_samples_nothing(c: RunConfig) -> Iterator[Fault]:
         ("schedule", "sync"), ("n_samples_per_prompt", 1), ("custom_generate_function_path", None),
         ("dynamic_sampling", False), ("over_sampling_batch_size", None), ("off_policy", "none"),
         ("rollout_temperature", 1.0), ("use_rollout_logprobs", False), ("group_rm", False),
+        ("entropy_coef", 0.0), ("use_opsm", False), ("overlong_buffer_len", None), ("eps_clip_c", None),
+        ("mask_truncated_completions", False), ("custom_advantage_function_path", None),
+        ("custom_loss_function_path", None),
     ):  # fmt: skip
         value = getattr(c, name)
         if value != neutral:

@@ -213,17 +213,21 @@ def partial_is_cut(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--mask-offpolicy-in-partial-rollout", "", reason, "give --partial-rollout")
 
 
-def reward_path_form(c: RunConfig) -> Iterator[Fault]:
-    path = c.custom_rm_path
-    if path is None:
-        return
-    place, _, function = path.rpartition(":") if ":" in path else path.rpartition(".")
-    is_file = place.endswith(".py")
-    if not function.isidentifier() or not (is_file or all(p.isidentifier() for p in place.split("."))):
-        remedy = "write package.module.function or path/to/file.py:function"
-        yield Fault("--custom-rm-path", path, "names no function", remedy)
-    elif is_file and not file_exists(place):
-        yield Fault("--custom-rm-path", path, f"there is no file {place}", "check the path")
+def function_path_form(c: RunConfig) -> Iterator[Fault]:
+    for flag, path in (
+        ("--custom-rm-path", c.custom_rm_path),
+        ("--custom-advantage-function-path", c.custom_advantage_function_path),
+        ("--custom-loss-function-path", c.custom_loss_function_path),
+    ):
+        if path is None:
+            continue
+        place, _, function = path.rpartition(":") if ":" in path else path.rpartition(".")
+        is_file = place.endswith(".py")
+        if not function.isidentifier() or not (is_file or all(p.isidentifier() for p in place.split("."))):
+            remedy = "write package.module.function or path/to/file.py:function"
+            yield Fault(flag, path, "names no function", remedy)
+        elif is_file and not file_exists(place):
+            yield Fault(flag, path, f"there is no file {place}", "check the path")
 
 
 def eval_mode_has_means(c: RunConfig) -> Iterator[Fault]:
@@ -344,7 +348,7 @@ CHECKS: tuple[Check, ...] = (
     filter_is_on,
     surplus_is_surplus,
     partial_is_cut,
-    reward_path_form,
+    function_path_form,
     eval_mode_has_means,
     eval_data_is_one,
     eval_has_data,

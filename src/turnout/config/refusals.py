@@ -48,8 +48,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "eval_function_path": ("an own evaluation function", "use --custom-rm-path in --eval-config"),
     **dict.fromkeys(
         (
-            "custom_loss_function_path",
-            "custom_advantage_function_path",
             "custom_tis_function_path",
             "custom_pg_loss_reducer_function_path",
             "custom_reward_post_process_path",

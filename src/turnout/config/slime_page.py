@@ -103,6 +103,8 @@ NOTES: dict[str, str] = {
     "advantage_estimator": "`ppo` not yet; others: docs/algorithms/",
     "kl_coef": "for every estimator, summed over a response; slime's baseline variant takes each token's own",
     "kl_loss_type": "the default is k3, in the reward k1",
+    "custom_advantage_function_path": "called with the samples, gives their advantages",
+    "custom_loss_function_path": "called as loss(terms, settings), gives each token's loss",
     "eps_clip": "the default follows the estimator",
     "colocate": "devices are shared; memory is given back where --offload or one of its halves is given",
     "num_rollout": "with --num-epoch as well, whichever comes first ends the run",

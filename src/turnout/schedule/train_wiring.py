@@ -85,6 +85,7 @@ def loss_settings(config: RunConfig) -> LossSettings:
         opsm_delta=_given(config.opsm_delta, 1e-4) if config.use_opsm else None,
         aggregate=estimator.aggregation if aggregation is None else aggregation,
         constant_length=config.rollout_max_response_len,
+        function=config.custom_loss_function_path,
         off_policy=OffPolicy(
             config.off_policy,
             config.off_policy_clip_low,
@@ -111,6 +112,7 @@ def advantage_settings(config: RunConfig) -> AdvantageSettings:
         config.kl_coef,
         overlong,
         config.mask_truncated_completions,
+        config.custom_advantage_function_path,
     )
 
 

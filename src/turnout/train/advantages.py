@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from turnout.core.errors import TrainError
 from turnout.core.types import Finish, RolloutGroup, TrainSample, Trajectory, but
 from turnout.train.gae import Doubles, gae, terminal_rewards
+from turnout.train.own import own_advantages
 from turnout.train.settings import AdvantageSettings, Overlong
 
 Lags = Callable[[Trajectory], tuple[int, ...]]
@@ -110,8 +111,11 @@ def with_advantages(
     Raises TrainError, naming the group and the members, for a reward that is not finite.
     """
     totals = [s.reward for s in samples]
-    if costs and settings.baseline != "none":
+    if costs and (settings.baseline != "none" or settings.function is not None):
         totals = [total - float(cost.sum()) for total, cost in zip(totals, costs)]
+    if settings.function is not None:
+        own = own_advantages(settings.function, [but(s, reward=t) for s, t in zip(samples, totals)])
+        return _with(samples, own, settings)
     members: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
         members.setdefault(sample.group_id, []).append(index)
@@ -126,6 +130,12 @@ def with_advantages(
     if settings.baseline == "none" and (costs or settings.gamma < 1):
         costs = costs or [np.zeros(len(s.response_ids)) for s in samples]
         values = [_returns(s, cost, settings.gamma) for s, cost in zip(samples, costs)]
+    return _with(samples, values, settings)
+
+
+def _with(
+    samples: Sequence[TrainSample], values: list[Doubles], settings: AdvantageSettings
+) -> tuple[TrainSample, ...]:
     if settings.normalize:
         values = normalized(values, [np.asarray(s.loss_mask, bool) for s in samples])
     return tuple(but(s, advantages=tuple(v.tolist())) for s, v in zip(samples, values))

@@ -78,7 +78,8 @@ class Overlong:
 @dataclass(frozen=True)
 class AdvantageSettings:
     """How rewards become advantages (turnout.train.advantages). `kl_coef` weighs the KL to the reference in the
-    reward; `mask_truncated` leaves responses that were cut at their limit out of the loss, not out of baselines."""
+    reward; `mask_truncated` leaves responses that were cut at their limit out of the loss, not out of baselines.
+    `function` takes the baseline's place (turnout.train.own)."""
 
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
     std: bool = True
@@ -87,6 +88,7 @@ class AdvantageSettings:
     kl_coef: float = 0.0
     overlong: Overlong | None = None
     mask_truncated: bool = False
+    function: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class LossSettings:
     1 + eps_clip_high]; `kl_coef` weighs the KL to the reference (0: measured where there is a reference, not
     trained on), times the ratio where `unbiased_kl`. `eps_clip_c` bounds the ratio of a token with a negative
     advantage; `opsm_delta` is the divergence above which a response with one is left out. None: neither.
-    `aggregate` is as in turnout.train.losses.weights, `constant_length` the length that "constant" divides by."""
+    `aggregate` is as in turnout.train.losses.weights, `constant_length` the length that "constant" divides by.
+    `function` takes the surrogate's place (turnout.train.own)."""
 
     name: Literal["grpo", "gspo", "cispo", "sft"] = "grpo"
     eps_clip: float = 0.2
@@ -108,6 +111,7 @@ class LossSettings:
     opsm_delta: float | None = None
     aggregate: Literal["token", "sample", "constant"] = "token"
     constant_length: int = 1
+    function: str | None = None
     off_policy: OffPolicy = OffPolicy()
 
 

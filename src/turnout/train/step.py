@@ -28,7 +28,7 @@ from turnout.train.critic import Critic
 from turnout.train.finite_steps import FiniteSteps, Optimizer
 from turnout.train.gae import terminal_rewards
 from turnout.train.losses.inputs import LossInputs, TokenSums
-from turnout.train.losses.table import LOSSES
+from turnout.train.losses.table import loss_of
 from turnout.train.losses.weights import token_weights
 from turnout.train.model import CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch
@@ -89,7 +89,7 @@ class TrainStep:
     def __init__(self, settings: TrainerSettings, parts: Parts, now: Callable[[], float]) -> None:
         self.settings = settings
         self._now = now
-        self._loss = LOSSES[settings.loss.name]
+        self._loss = loss_of(settings.loss)
         self._model = parts.model
         self._optimizer = parts.optimizer
         self._reference = parts.reference

@@ -240,8 +240,9 @@ def test_samples_without_an_advantage_are_measured_but_not_differentiated(tmp_pa
     assert backend.train(batch_of(samples)).tokens == sum(sum(s.loss_mask) for s in samples)
 
 
-def test_with_a_trained_kl_every_sample_has_a_gradient(tmp_path):
+@pytest.mark.parametrize("coef", ["kl_coef", "entropy_coef"])
+def test_with_a_trained_kl_or_entropy_every_sample_has_a_gradient(tmp_path, coef):
     folder, samples = make_model(tmp_path), make_samples(seed=8)
     samples = [replace(s, advantages=(0.0,) * len(s.advantages)) for s in samples]
-    part = LocalBackend(settings_for(folder, kl_coef=0.1, reference=folder))._slices(samples, [])[0]
+    part = LocalBackend(settings_for(folder, reference=folder, **{coef: 0.1}))._slices(samples, [])[0]
     assert part.measured == () and part.plan

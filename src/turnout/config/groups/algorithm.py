@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from turnout.config.option import Options, option
+from turnout.config.option import PATH, Options, option
 
 
 class AlgorithmOptions(Options):
@@ -90,6 +90,19 @@ class AlgorithmOptions(Options):
     )
     mask_truncated_completions: bool = option(
         False, "Leave responses that were cut at their limit out of the loss; they count in baselines."
+    )
+    custom_advantage_function_path: str | None = option(
+        None,
+        "A function of your own that makes the advantages of a train step's samples, path/to/file.py:function or "
+        "package.module.function (docs/algorithms/custom.md).",
+        unset="as --advantage-estimator says",
+        pattern=PATH,
+    )
+    custom_loss_function_path: str | None = option(
+        None,
+        "A function of your own that gives each token's loss, in place of the clipped ratio.",
+        unset="as --advantage-estimator says",
+        pattern=PATH,
     )
     global_batch_size: int | None = option(
         None,

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
 
 from turnout.train.losses.cispo import cispo_loss
 from turnout.train.losses.grpo import grpo_loss
 from turnout.train.losses.gspo import gspo_loss
 from turnout.train.losses.inputs import LossFunction
+from turnout.train.losses.policy import Terms, policy_loss
 from turnout.train.losses.sft import sft_loss
+from turnout.train.own import LOSS, checked_surrogate, own_function
+from turnout.train.settings import LossSettings
 
 
 @dataclass(frozen=True)
@@ -27,3 +34,17 @@ LOSSES: dict[str, Loss] = {
     "gspo": Loss(gspo_loss),
     "cispo": Loss(cispo_loss),
 }
+
+
+def loss_of(settings: LossSettings) -> Loss:
+    """The loss that the settings name; raises ConfigError where it is a function of the user's that isn't there."""
+    if settings.function is None:
+        return LOSSES[settings.name]
+    path = settings.function
+    function = own_function(LOSS, path)
+
+    def surrogate(terms: Terms, settings: LossSettings) -> tuple[Tensor, Tensor]:
+        found = checked_surrogate(path, function(terms, settings), terms.logprobs)
+        return found, torch.zeros_like(found, dtype=torch.bool)
+
+    return Loss(partial(policy_loss, surrogate=surrogate))
