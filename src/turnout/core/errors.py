@@ -15,6 +15,7 @@ TurnoutError (1)
 |   +-- WeightsUnknown         an engine holds something else than what was written: only a full update helps
 +-- TrainError (6)             non-finite loss, a batch that breaks a promise
 |   +-- NothingToTrain         the filter left no batch: the run ends with a checkpoint of what it has
+|   +-- TrainerLost            processes of the trainer ended or hang: what was trained since a checkpoint is gone
 +-- DeadlineExceeded (7)       names what was waited for
 +-- LedgerError (8)            the ledger can't be written: disk full, input/output error
 |   +-- OwnerLost              a later incarnation of the run writes it: this process stops
@@ -137,6 +138,10 @@ class TrainError(TurnoutError):
 
 class NothingToTrain(TrainError):
     """No batch can be made of what was sampled: the loop saves a checkpoint, then the run ends with this."""
+
+
+class TrainerLost(TrainError):
+    """A rank of the trainer ended or does not answer; all of them are ended. A checkpoint goes on."""
 
 
 class DeadlineExceeded(TurnoutError):

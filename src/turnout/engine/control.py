@@ -17,8 +17,8 @@ from aiohttp import web
 
 from turnout.core.errors import EngineBusy, Fault, UserError, WeightError
 from turnout.engine.loop import ComputeThread
-from turnout.engine.parent import Owner
 from turnout.engine.requests import parse_abort, parse_object, parse_pause, parse_timeout
+from turnout.placement.parent import Owner
 
 CONTROL_BODY_MAX = 1 << 20
 COMMAND_DEADLINE_S = 60.0

@@ -20,10 +20,10 @@ from aiohttp import web
 
 from turnout.core.errors import TurnoutError
 from turnout.engine.loop import ComputeThread
-from turnout.engine.parent import Owner
 from turnout.engine.server import Server
 from turnout.engine.settings import EngineSettings
 from turnout.native.loader import path_taken
+from turnout.placement.parent import Owner
 
 log = logging.getLogger(__name__)
 STOP_DEADLINE_S = 10.0

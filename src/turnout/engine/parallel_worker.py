@@ -26,12 +26,12 @@ from turnout.engine.parallel_model import ParallelForward, load_shard
 from turnout.engine.parallel_plan import VICTIM_STATUS, RankReport
 from turnout.engine.parallel_storage import LIVE, ShardStorage
 from turnout.engine.parallel_update import Answer, SliceReceiver
-from turnout.engine.parent import die_with
 from turnout.engine.patches import Placed
 from turnout.engine.runner import Runner
 from turnout.engine.sampler import Draw, Sampled
 from turnout.engine.settings import EngineSettings
 from turnout.placement.footprint import give_back
+from turnout.placement.parent import die_with
 from turnout.weights.digest import Sums
 
 log = logging.getLogger(__name__)

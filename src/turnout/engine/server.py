@@ -24,7 +24,6 @@ from turnout.engine.generate_request import parse_generate
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
 from turnout.engine.parallel import ParallelRunner
-from turnout.engine.parent import Owner
 from turnout.engine.pd import Disaggregation
 from turnout.engine.replies import generate_events, reply_row
 from turnout.engine.reports import Reports
@@ -33,6 +32,7 @@ from turnout.engine.requests import parse_object
 from turnout.engine.update_calls import UpdateCalls
 from turnout.engine.weight_calls import WeightCalls
 from turnout.native.loader import path_taken
+from turnout.placement.parent import Owner
 from turnout.protocol.sglang import ENGINE_HEADER, SamplingParams
 from turnout.weights.delta_bucket import DELTA_BUCKET
 from turnout.weights.manifest import FORMAT, FORMAT_VERSION

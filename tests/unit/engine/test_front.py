@@ -20,7 +20,7 @@ from turnout.engine import updates
 from turnout.engine.core import Activated, Attested
 from turnout.engine.loop import ComputeThread
 from turnout.engine.model import load_model
-from turnout.engine.parent import Owner
+from turnout.placement.parent import Owner
 from turnout.engine.request_machine import Request
 from turnout.engine.server import Server
 from turnout.engine.settings import EngineSettings

@@ -1,0 +1,186 @@
+"""One rank of the trainer: `python -m turnout.train.rank`, started by turnout.train.rank_launch only.
+
+Takes calls from the controller, one at a time, in the order they come (turnout.train.rank_wire); every rank gets
+the same ones. Promises: torch is loaded after the thread counts of the environment are set; the process ends with
+the controller, however that ends; an error of a call is told, and the rank goes on to serve; it says where it is
+also while it computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from turnout.core.types import TrainBatch
+from turnout.placement.parent import die_with
+from turnout.placement.stacks import where
+from turnout.train.backend import TrainBackend
+from turnout.train.batch_bytes import samples_of
+from turnout.train.data_transport import read_data
+from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
+from turnout.train.settings import TrainerSettings
+from turnout.weights.tensors import HostTensor
+
+log = logging.getLogger(__name__)
+TOKEN_VARIABLE = "TURNOUT_RANK_TOKEN"  # noqa: S105 - the variable's name, not a secret
+BACKLOG = 64
+INTERFACE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # ranks are processes of one machine
+
+
+class Rank:
+    """The trainer's part of this process, and its calls by name."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._meeting: socket.socket | None = None
+        self._backend: TrainBackend | None = None
+        self._export: Iterator[HostTensor] = iter(())
+        self._calls: dict[str, Callable[[Message], Message]] = {
+            "meet": self._meet,
+            "start": self._start,
+            "train": self._train,
+            "logprobs": self._logprobs,
+            "export": self._begin_export,
+            "tensor": self._tensor,
+            "save": lambda call: self._done(self.backend.save(Path(call["folder"]))),
+            "load": lambda call: self._done(self.backend.load(Path(call["folder"]))),
+        }
+
+    def answer(self, call: Message) -> Message:
+        """The result of a call. One between the tensors of an export ends the export."""
+        if call["call"] != "tensor":
+            self._export = iter(())
+        return self._calls[call["call"]](call)
+
+    @property
+    def backend(self) -> TrainBackend:
+        if self._backend is None:
+            raise RuntimeError("the backend was not started")
+        return self._backend
+
+    def _meet(self, call: Message) -> Message:
+        """At rank 0: opens the place where the ranks meet, at a port that was free."""
+        self._meeting = socket.create_server((call["host"], 0), backlog=BACKLOG)
+        return {"port": self._meeting.getsockname()[1]}
+
+    def _start(self, call: Message) -> Message:
+        """Joins the group of ranks and loads the model."""
+        kind: Any = TypeAdapter(TrainerSettings)
+        settings: TrainerSettings = kind.validate_python(call["settings"])
+        self._join(settings.ranks, call["host"], call["port"], timedelta(seconds=call["deadline_s"]))
+        self._backend = sharded_backend(settings)
+        return self._done(None)
+
+    def _join(self, size: int, host: str, port: int, limit: timedelta) -> None:
+        import torch  # noqa: PLC0415 - its import takes seconds, and the controller waits for the connection
+        from torch import distributed  # noqa: PLC0415
+
+        own = None if self._meeting is None else self._meeting.detach()
+        store = distributed.TCPStore(
+            host, port, size, self._rank == 0, limit, wait_for_workers=False, master_listen_fd=own
+        )
+        os.environ.update({name: value for name, value in INTERFACE.items() if name not in os.environ})
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, store=store, rank=self._rank, world_size=size, timeout=limit)
+
+    def _train(self, call: Message) -> Message:
+        samples = samples_of(read_data(call["data"]))
+        report = self.backend.train(TrainBatch(call["step"], call["version"], samples))
+        return {"report": asdict(report), **self._done(None)}
+
+    def _logprobs(self, call: Message) -> Message:
+        found = self.backend.logprobs(samples_of(read_data(call["data"])))
+        if self._rank == 0:
+            flat = np.concatenate(found) if found else np.empty(0, np.float32)
+            Path(call["path"]).write_bytes(flat.astype(np.float32).tobytes())
+        return {}
+
+    def _begin_export(self, call: Message) -> Message:  # noqa: ARG002
+        self._export = self.backend.export()
+        return {}
+
+    def _tensor(self, call: Message) -> Message:
+        """The next tensor of the export, into the file `path`; no name where there is none left."""
+        tensor = next(self._export, None)
+        if tensor is None or self._rank:
+            return {"name": None}
+        with Path(call["path"]).open("r+b", buffering=0) as out:
+            rest = tensor.bits.view(np.uint8).data
+            while rest:
+                rest = rest[out.write(rest) or 0 :]
+        return {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape}
+
+    def _done(self, nothing: None) -> Message:  # noqa: ARG002
+        return {"steps_done": self.backend.steps_done}
+
+
+def sharded_backend(settings: TrainerSettings) -> TrainBackend:
+    """This rank's part of the trainer, in the group that it has joined."""
+    from turnout.train.local import LocalBackend  # noqa: PLC0415
+
+    return LocalBackend(settings)
+
+
+def serve(rank: Rank, wire: Wire) -> NoReturn:
+    """Answers calls on this thread; another one takes them in, says where this one is, and ends the process when
+    the controller is gone."""
+    calls: SimpleQueue[Message] = SimpleQueue()
+    main = threading.get_ident()
+
+    def take_in() -> None:
+        try:
+            while True:
+                call = wire.receive()
+                if call["call"] == "where":
+                    wire.send({"where": where(main)})
+                else:
+                    calls.put(call)
+        except WireClosed:
+            os._exit(0)
+
+    threading.Thread(target=take_in, daemon=True, name="calls").start()
+    while True:
+        call = calls.get()
+        try:
+            answer: Message = {"result": rank.answer(call)}
+        except Exception as error:
+            log.warning("%s failed", call["call"], exc_info=error)
+            answer = {"fault": fault_row(error)}
+        try:
+            wire.send({"id": call["id"], **answer})
+        except WireClosed:
+            os._exit(0)
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    build = argparse.ArgumentParser(prog="turnout-trainer-rank")
+    build.add_argument("--rank", type=int, required=True)
+    build.add_argument("--controller", required=True, help="address and port")
+    build.add_argument("--folder", type=Path, required=True, help="of the logs; names the run to who looks")
+    build.add_argument("--parent-pid", type=int, help="end when this process is no longer the parent")
+    asked = build.parse_args(argv)
+    if asked.parent_pid is not None:
+        die_with(asked.parent_pid)
+    form = f"%(asctime)s %(levelname)s rank {asked.rank}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
+    host, _, port = asked.controller.rpartition(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(hello(asked.rank, os.environ.pop(TOKEN_VARIABLE)))
+    serve(Rank(asked.rank), Wire(connection))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

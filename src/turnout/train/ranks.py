@@ -1,0 +1,255 @@
+"""The trainer as N processes, in the controller: every rank gets every call, and answers it.
+
+A call is one small message to each rank; batches go by the plan's DataTransport, the export and log-probs come back
+from rank 0 through one file in shared memory, tensor by tensor. Promises: every call ends within the plan's
+deadline; a rank that ends, hangs or fails alone makes the call a TrainerLost that names it with its device, the
+phase and how it ended or where it is, within seconds for a death, and then all ranks are ended; an error that all
+ranks have, or one of ours in any of them, is raised once as what it was. No torch here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from turnout.core.errors import TrainerLost
+from turnout.core.types import TrainBatch, TrainSample
+from turnout.placement.processes import ODD_STATES, last_words, process_state
+from turnout.placement.shared_memory import new_file
+from turnout.train.backend import StepReport
+from turnout.train.batch_bytes import bytes_of
+from turnout.train.rank_launch import LOOPBACK, Ranks
+from turnout.train.rank_wire import Message, WireClosed, error_of
+from turnout.train.settings import TrainerSettings
+from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor
+
+log = logging.getLogger(__name__)
+SETTLE_S = 2.0  # from the first sign of a failure until the others have said theirs
+LAST_LOOK_S = 1.0  # for ranks to say where they are once a call has failed
+LOOK_S = 2.0  # between two looks at where ranks are that have not answered
+TOGETHER = (
+    "distributed_c10d.py",
+    "collectives.py",
+    "_fsdp",
+    "fsdp_",
+)  # frames of waiting for the other ranks
+
+
+@dataclass
+class _Call:
+    """A call under way, and what came of it by rank."""
+
+    number: int
+    phase: str
+    end: float
+    answers: dict[int, Message] = field(default_factory=dict[int, Message])
+    gone: set[int] = field(default_factory=set[int])
+    places: dict[int, str] = field(default_factory=dict[int, str])
+
+
+class RankedBackend:
+    """Implements TrainBackend; see the module. Loads the model on every rank when it is made."""
+
+    def __init__(
+        self, settings: TrainerSettings, ranks: Ranks, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ranks, self._now, self._plan = ranks, now, ranks.plan
+        self._lock = threading.RLock()
+        self._calls, self._exports, self._steps_done = 0, 0, 0
+        self._lost: TrainerLost | None = None
+        self._poll = select.poll()
+        for wire in ranks.wires:
+            self._poll.register(wire.fileno(), select.POLLIN)
+        self._path: Path | None = None
+        self.places: dict[int, str] = {}  # where ranks are that have not answered for LOOK_S
+        kind: Any = TypeAdapter(TrainerSettings)
+        port = self._call("meet", {"host": LOOPBACK}, [0])[0]["port"]
+        start = {"settings": kind.dump_python(settings, mode="json"), "host": LOOPBACK, "port": port}
+        self._done(self._call("start", {**start, "deadline_s": self._plan.deadline_s}))
+
+    @property
+    def steps_done(self) -> int:
+        return self._steps_done
+
+    def train(self, batch: TrainBatch) -> StepReport:
+        with self._data(batch.samples) as handle:
+            answers = self._call("train", {"data": handle, "step": batch.step, "version": batch.version})
+        self._done(answers)
+        return StepReport(**answers[0]["report"])
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[NDArray[np.float32]]:
+        with self._data(samples) as handle:
+            self._call("logprobs", {"data": handle, "path": str(self._file())})
+        flat = np.fromfile(self._file(), np.float32)
+        if not samples:
+            return []
+        return np.split(flat, np.cumsum([len(sample.response_ids) for sample in samples])[:-1])
+
+    def export(self) -> Iterator[HostTensor]:
+        """One tensor at a time. Ends with TrainerLost where another call came between."""
+        with self._lock:
+            self._call("export", {})
+            mine = self._exports
+        while True:
+            with self._lock:
+                if mine != self._exports:
+                    raise TrainerLost("the trainer went on while its weights were read")
+                tensor = self._next_tensor()
+            if tensor is None:
+                return
+            yield tensor
+
+    def save(self, folder: Path) -> None:
+        self._call("save", {"folder": str(folder)})
+
+    def load(self, folder: Path) -> None:
+        self._done(self._call("load", {"folder": str(folder)}))
+
+    def close(self) -> None:
+        """Forgets the file; the processes belong to `Ranks`."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _done(self, answers: dict[int, Message]) -> None:
+        self._steps_done = answers[0]["steps_done"]
+
+    @contextmanager
+    def _data(self, samples: Sequence[TrainSample]) -> Iterator[str]:
+        handle = self._plan.data.put(bytes_of(samples))
+        try:
+            yield handle
+        finally:
+            self._plan.data.drop(handle)
+
+    def _file(self) -> Path:
+        if self._path is None:
+            self._path = new_file()
+        return self._path
+
+    def _next_tensor(self) -> HostTensor | None:
+        told = self._call("tensor", {"path": str(self._file())})[0]
+        if told["name"] is None:
+            return None
+        shape, kind = tuple(told["shape"]), UNSIGNED[ITEM_BYTES[told["dtype"]]]
+        bits: NDArray[Any] = np.fromfile(self._file(), kind, math.prod(shape))
+        return HostTensor(told["name"], told["dtype"], shape, bits)
+
+    def _call(self, phase: str, values: Message, to: Sequence[int] | None = None) -> dict[int, Message]:
+        """The results of a call by rank. Raises what the module says."""
+        asked = range(self._plan.count) if to is None else to
+        with self._lock:
+            if self._lost is not None:
+                raise TrainerLost(f"no {phase}: {self._lost}")
+            if phase != "tensor":
+                self._exports += 1
+            self._calls += 1
+            call = _Call(self._calls, phase, self._now() + self._plan.deadline_s)
+            for rank in asked:
+                self._send(rank, {"id": call.number, "call": phase, **values}, call)
+            try:
+                self._await(call, set(asked))
+            finally:
+                self.places = {}
+            return self._results(call, asked)
+
+    def _send(self, rank: int, message: Message, call: _Call) -> None:
+        try:
+            self._ranks.wires[rank].send(message)
+        except WireClosed:
+            call.gone.add(rank)
+
+    def _await(self, call: _Call, asked: set[int]) -> None:
+        """Until all have answered; SETTLE_S longer after the first has failed, at most until the deadline."""
+        look = self._now() + LOOK_S
+        while missing := asked - call.answers.keys() - call.gone:
+            now = self._now()
+            if call.gone or any("fault" in answer for answer in call.answers.values()):
+                call.end = min(call.end, now + SETTLE_S)
+            if now >= call.end:
+                return
+            if now >= look:
+                look = now + LOOK_S
+                self._look(missing, call)
+            self._hear(call, max(0.0, min(call.end, look) - now))
+
+    def _look(self, missing: set[int], call: _Call) -> None:
+        """Asks ranks where they are; what they said last time is what is known till then."""
+        self.places = {rank: call.places.get(rank, "") for rank in sorted(missing)}
+        call.places.clear()
+        for rank in missing:
+            self._send(rank, {"call": "where"}, call)
+
+    def _hear(self, call: _Call, seconds: float) -> None:
+        """Takes in what ranks say within so many seconds; at most one message of each."""
+        ready = {number for number, _ in self._poll.poll(seconds * 1000)}
+        for rank, wire in enumerate(self._ranks.wires):
+            if rank in call.gone or wire.fileno() not in ready:
+                continue
+            try:
+                message = wire.receive()
+            except WireClosed:
+                call.gone.add(rank)
+                self._poll.unregister(wire.fileno())
+                continue
+            if "where" in message:
+                call.places[rank] = message["where"]
+            elif message["id"] == call.number:
+                call.answers[rank] = message
+
+    def _results(self, call: _Call, asked: Sequence[int]) -> dict[int, Message]:
+        faults = {rank: answer["fault"] for rank, answer in sorted(call.answers.items()) if "fault" in answer}
+        complete = len(call.answers) == len(asked)
+        if complete and not faults:
+            return {rank: answer["result"] for rank, answer in call.answers.items()}
+        known = next((error for row in faults.values() if (error := error_of(row)) is not None), None)
+        if call.gone:
+            known = None  # what the others say follows from that
+        elif len(faults) == len(asked) and known is not None:
+            raise known
+        told = known or TrainerLost(
+            f"the trainer failed in phase {call.phase!r}: {self._why(call, asked, faults)}"
+        )
+        self._lost = told if isinstance(told, TrainerLost) else TrainerLost(str(told))
+        self._ranks.kill()
+        raise told
+
+    def _why(self, call: _Call, asked: Sequence[int], faults: dict[int, Message]) -> str:
+        """Which ranks are to blame: those that ended, else those that failed, else those that do not answer."""
+        ranks = self._ranks
+        if call.gone:
+            return "; ".join(ranks.ending(rank) for rank in sorted(call.gone))
+        if faults:
+            said: dict[str, list[str]] = {}
+            for rank, row in faults.items():
+                said.setdefault(row["text"], []).append(ranks.processes[rank].name)
+            return "; ".join(f"{', '.join(names)}: {text}" for text, names in said.items())
+        silent = {rank for rank in asked if rank not in call.answers}
+        self._look(silent, call)
+        end = self._now() + LAST_LOOK_S
+        while silent - call.places.keys() and (left := end - self._now()) > 0:
+            self._hear(call, left)
+        alone = [rank for rank in sorted(silent) if not _waits_for_others(call.places.get(rank, ""))]
+        rows = (self._state(rank, call) for rank in alone or sorted(silent))
+        return f"no answer within {self._plan.deadline_s:g} s of {'; '.join(rows)}"
+
+    def _state(self, rank: int, call: _Call) -> str:
+        process = self._ranks.processes[rank]
+        odd = ODD_STATES.get(process_state(process.pid))
+        at = f"is in {place}" if (place := call.places.get(rank)) else "does not say where it is"
+        return f"{process.name}: process {process.pid} {odd or at}{last_words(process.log)}"
+
+
+def _waits_for_others(place: str) -> bool:
+    return any(frame in place for frame in TOGETHER)
