@@ -174,14 +174,18 @@ def both_halves_are_needed(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--min-engines", "1", reason, "give at least 2")
 
 
-def trainer_is_one_process(c: RunConfig) -> Iterator[Fault]:
+def trainer_is_on_one_machine(c: RunConfig) -> Iterator[Fault]:
     if c.actor_num_nodes > 1:
         reason = "not yet done: a trainer over several machines"
-        yield Fault("--actor-num-nodes", str(c.actor_num_nodes), reason, "give 1: the trainer is one process")
-    elif c.actor_num_gpus_per_node > 1:
-        reason = "not yet done: a trainer over several devices"
-        remedy = "give 1: the trainer is one process"
-        yield Fault("--actor-num-gpus-per-node", str(c.actor_num_gpus_per_node), reason, remedy)
+        remedy = "give 1, and all of its devices in --actor-num-gpus-per-node"
+        yield Fault("--actor-num-nodes", str(c.actor_num_nodes), reason, remedy)
+
+
+def trainer_is_divided(c: RunConfig) -> Iterator[Fault]:
+    size = c.tensor_model_parallel_size
+    if c.actor_gpus % size:
+        reason = f"does not divide the {c.actor_gpus} devices of the trainer"
+        yield Fault("--tensor-model-parallel-size", str(size), reason, f"fit: {divisors(c.actor_gpus)}")
 
 
 def one_machine(c: RunConfig) -> Iterator[Fault]:
@@ -277,6 +281,7 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     ray_has_engines,
     halves_are_updated,
     both_halves_are_needed,
-    trainer_is_one_process,
+    trainer_is_on_one_machine,
+    trainer_is_divided,
     one_machine,
 )

@@ -18,7 +18,6 @@ _SECRET = re.compile(r"(^|[_-])(token|secret|password|passwd|credential|api[_-]?
 NOT_YET: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         (
-            "tensor_model_parallel_size",
             "pipeline_model_parallel_size",
             "context_parallel_size",
             "expert_model_parallel_size",

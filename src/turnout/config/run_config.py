@@ -350,8 +350,8 @@ class RunConfig(
         return max(1, cpus // max(1, ranks)) if self.engine_threads is None else self.engine_threads
 
     def trainer_thread_count(self, cpus: int) -> int:
-        """Threads of the trainer on a machine with `cpus` CPUs."""
-        return cpus if self.trainer_threads is None else self.trainer_threads
+        """Threads of each rank of the trainer on a machine with `cpus` CPUs."""
+        return max(1, cpus // self.actor_gpus) if self.trainer_threads is None else self.trainer_threads
 
 
 @cache

@@ -68,6 +68,11 @@ class RunPaths:
         return self.root / "plots"
 
     @property
+    def trainer(self) -> Path:
+        """Logs of the trainer's ranks, where it has several."""
+        return self.root / "trainer"
+
+    @property
     def engines(self) -> Path:
         """Logs and ready files of the engines."""
         return self.root / "engines"

@@ -78,8 +78,8 @@ FLAGS: dict[str, str] = {
 
 # What differs where the name is the same.
 NOTES: dict[str, str] = {
-    "actor_num_nodes": "1 only, the trainer is one process",
-    "actor_num_gpus_per_node": "1 only, the trainer is one process",
+    "actor_num_nodes": "1 only",
+    "actor_num_gpus_per_node": "without GPUs a device is a process",
     "update_weight_transport": "the default is `disk`",
     "update_weight_encoding": "the default is `packed`; `indices`, `deltas` and `deltas_zstd` are there too",
     "update_weight_disk_keep_files": "the two newest versions are kept without it",

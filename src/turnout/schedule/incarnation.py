@@ -114,7 +114,9 @@ class Incarnation:
     async def train(self, inputs: RunInputs, written: Written) -> None:
         """Starts engines and trainer, and trains to the end of the run; engines may be left running."""
         config, events, book, reporter = self.config, written.events, written.book, written.reporter
-        trainer = self.parties.trainer = TrainerThread(self._clock, config.train_step_timeout_s)
+        trainer = self.parties.trainer = TrainerThread(
+            self._clock, config.train_step_timeout_s, train_wiring.rank_plan(config, self.paths.trainer)
+        )
         try:
             await self._start(inputs, trainer, events)
             await check_engines(config, self._engines.updated)
@@ -166,7 +168,7 @@ class Incarnation:
                 reporter.tick()  # writes the points
             self.outcome.final_folder = final_checkpoint(self.paths.weights, self._current(updater))
         finally:
-            trainer.close()
+            await trainer.close()
 
     async def _loop(
         self, plane: ControlPlane, world: World, updater: Updater, begin: tuple[WeightVersion, TrainerThread]
@@ -296,12 +298,12 @@ class Incarnation:
         return transport, base
 
     async def _routed(self, work: Coroutine[Any, Any, None], reporter: RunReporter) -> None:
-        """Runs `work` beside a watch on the router, where there is one."""
-        router = self._engines.router
-        if router is None:
-            await work
-        else:
-            await first(work, router.watch(lambda: self._phases.current, reporter.say))
+        """Runs `work` beside a watch on the trainer's ranks and one on the router, where there are such."""
+        router, trainer = self._engines.router, self.parties.trainer
+        watches = [] if trainer is None else trainer.watches
+        if router is not None:
+            watches.append(router.watch(lambda: self._phases.current, reporter.say))
+        await first(work, *watches)
 
     async def _sampler(self, updater: Updater, inputs: RunInputs) -> Sampler:
         """Asks engines, or the router, which is started here."""

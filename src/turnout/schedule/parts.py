@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from turnout.core.errors import TrainError, TurnoutError
+from turnout.core.errors import TrainerLost, TrainError, TurnoutError
 from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.placement.call_threads import CallThreads
+from turnout.placement.stacks import threads_at
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import NO_DATA, Taken
@@ -20,11 +21,14 @@ from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import StepBatch
 from turnout.train.advantages import build_samples
 from turnout.train.backend import StepReport, TrainBackend, make_backend
+from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
 from turnout.train.settings import AdvantageSettings, TrainerSettings
 from turnout.transfer.updater import Update, Updater
 from turnout.weights.tensors import HostTensor
 
 POLL_S = 0.2
+RANKS_SAY_S = 10.0  # from a deadline or a death until the ranks are known to blame
+IDLE = "_serve <"  # a thread that waits for its next call (turnout.placement.call_threads)
 NOT_FULL = "the last batch is not full"
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -137,16 +141,20 @@ class BatchMaker:
 class TrainerThread:
     """The trainer on a thread of its own, so that the control plane goes on while it computes. One call at a
     time, always on the same thread: a thread pool of the compute library belongs to one thread. A call past its
-    deadline goes on there, holds up nobody's end, and leaves the trainer unusable."""
+    deadline goes on there, holds up nobody's end, and leaves the trainer unusable. With `ranks` it computes in
+    processes of their own, and the thread waits for them: they keep the deadline, and say more at its end."""
 
-    def __init__(self, clock: Clock, deadline_s: float) -> None:
-        self._clock, self._deadline_s = clock, deadline_s
+    def __init__(self, clock: Clock, deadline_s: float, ranks: RankPlan | None = None) -> None:
+        self._clock, self._plan = clock, ranks
+        self._deadline_s = deadline_s if ranks is None else deadline_s + RANKS_SAY_S
+        self._ranks: Ranks | None = None
         self._thread = CallThreads("trainer")
         self._backend: TrainBackend | None = None
         self.doing: tuple[str, float] | None = None  # what, since when
 
     async def start(self, settings: TrainerSettings) -> None:
-        self._backend = await self._run("the trainer to load", lambda: make_backend(settings))
+        ranks = self._ranks = None if self._plan is None else await start_ranks(self._plan, self._clock)
+        self._backend = await self._run("the trainer to load", lambda: make_backend(settings, ranks))
 
     def hold(self, backend: TrainBackend) -> None:
         """In place of `start`: this trainer."""
@@ -170,8 +178,26 @@ class TrainerThread:
         """The weights as they are; only between train steps."""
         return self.backend.export()
 
-    def close(self) -> None:
+    def places(self) -> list[str]:
+        """What keeps the trainer: ranks that have not answered for a while; or where its thread is."""
+        if self._ranks is None:
+            return [at for at in threads_at("trainer") if IDLE not in at]
+        return [self._ranks.standing(rank) for rank in self._ranks.places]
+
+    @property
+    def watches(self) -> list[Coroutine[Any, Any, None]]:
+        """For the time the run goes on: ends with TrainerLost where a rank ends while nothing is asked of it."""
+        return [] if self._ranks is None else [self._lost(self._ranks)]
+
+    async def _lost(self, ranks: Ranks) -> None:
+        how = await ranks.ended()
+        await self._clock.sleep(RANKS_SAY_S)  # a call under way tells more
+        raise TrainerLost(f"the trainer failed between its calls: {how}")
+
+    async def close(self) -> None:
         self._thread.close()
+        if self._ranks is not None:
+            await self._ranks.stop()
 
     async def _run(self, what: str, work: Callable[[], T]) -> T:
         if self._thread.left_behind:

@@ -27,7 +27,7 @@ from turnout.core.ports import Clock, EventSink
 from turnout.core.waits import ENGINES, PLACES, RUN, Chain, Wait, root_cause
 from turnout.placement.stacks import LoopWatch, threads_at
 from turnout.rollout.pool import RolloutPool
-from turnout.schedule.parts import TrainerThread
+from turnout.schedule.parts import IDLE, TrainerThread
 from turnout.schedule.phases import Phases
 from turnout.serving.client import EngineClient
 
@@ -35,7 +35,6 @@ TICK_S, STANDS_S = 2.0, 6.0
 LOOP = "event loop"
 TRAINER_PHASES = ("start", "train", "publish", "checkpoint")
 ENGINE_PHASES = ("start", "publish", "prepare", "activate")
-IDLE = "_serve <"  # a thread that waits for its next call (turnout.placement.call_threads)
 log = logging.getLogger(__name__)
 
 
@@ -125,8 +124,10 @@ class StallWatch:
     def _facts(self, chain: Chain) -> Mapping[str, str]:
         """More of the root: what is known of an engine; where the thread is that computes."""
         root = chain.key[-1] if chain.waits else ""
-        if root.startswith(("trainer", "reward")):
-            return {root: "; ".join(at for at in threads_at(root.split()[0]) if IDLE not in at)}
+        if root == "trainer" and self._parties.trainer is not None:
+            return {root: "; ".join(self._parties.trainer.places())}
+        if root.startswith("reward"):
+            return {root: "; ".join(at for at in threads_at("reward") if IDLE not in at)}
         return self._parties.facts()
 
     def why(self, fault: TurnoutError) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from turnout.config.estimators import ESTIMATORS
 from turnout.config.run_config import RunConfig
 from turnout.schedule.wiring import cpu_count
+from turnout.train.rank_launch import RankPlan
 from turnout.train.settings import (
     AdvantageSettings,
     CriticSettings,
@@ -53,6 +54,8 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
         max_nonfinite_steps=config.max_nonfinite_steps,
         critic=critic_settings(config, model, optimizer) if config.has_critic else None,
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
+        ranks=config.actor_gpus,
+        tensor_parallel=config.tensor_model_parallel_size,
     )
 
 
@@ -66,6 +69,14 @@ def critic_settings(config: RunConfig, model: Path, policy: OptimizerSettings) -
         config.value_clip,
         config.num_critic_only_steps,
     )
+
+
+def rank_plan(config: RunConfig, folder: Path) -> RankPlan | None:
+    """The trainer's processes, with their logs in `folder`; None: it is a thread of this one."""
+    if config.actor_gpus == 1:
+        return None
+    threads = config.trainer_thread_count(cpu_count())
+    return RankPlan(config.actor_gpus, threads, folder, config.train_step_timeout_s)
 
 
 def loss_settings(config: RunConfig) -> LossSettings:

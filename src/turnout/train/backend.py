@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from turnout.core.errors import ConfigError
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.train.settings import TrainerSettings
 from turnout.weights.tensors import HostTensor
+
+if TYPE_CHECKING:
+    from turnout.train.rank_launch import Ranks
 
 
 @dataclass(frozen=True)
@@ -131,11 +134,15 @@ class Offloading(Protocol):
     def onload(self) -> None: ...
 
 
-def make_backend(settings: TrainerSettings) -> TrainBackend:
-    """The trainer of this process. Raises ConfigError or ModelError with every fault found."""
+def make_backend(settings: TrainerSettings, ranks: Ranks | None = None) -> TrainBackend:
+    """The trainer of this process, or of `ranks`. Raises ConfigError or ModelError with every fault found."""
     faults = settings.faults()
     if faults:
         raise ConfigError(faults)
+    if ranks is not None:
+        from turnout.train.ranks import RankedBackend  # noqa: PLC0415  (it reports as this module says)
+
+        return RankedBackend(settings, ranks)
     from turnout.train.local import LocalBackend  # noqa: PLC0415  (torch is imported here, not before)
 
     return LocalBackend(settings)

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -78,8 +78,7 @@ class Rank:
 
     def _start(self, call: Message) -> Message:
         """Joins the group of ranks and loads the model."""
-        kind: Any = TypeAdapter(TrainerSettings)
-        settings: TrainerSettings = kind.validate_python(call["settings"])
+        settings = TypeAdapter(TrainerSettings).validate_python(call["settings"])
         self._join(settings.ranks, call["host"], call["port"], timedelta(seconds=call["deadline_s"]))
         self._backend = sharded_backend(settings)
         return self._done(None)

@@ -23,7 +23,15 @@ from pathlib import Path
 from turnout.core.errors import DeadlineExceeded, TrainerLost
 from turnout.core.ports import Clock
 from turnout.placement.devices import VISIBLE, visible_gpus
-from turnout.placement.processes import ChildProcess, child_environment, last_words, signal_group
+from turnout.placement.processes import (
+    ODD_STATES,
+    ChildProcess,
+    child_environment,
+    last_words,
+    process_state,
+    signal_group,
+)
+from turnout.placement.shared_memory import new_file
 from turnout.placement.tasks import first
 from turnout.train.data_transport import DataTransport, LocalData
 from turnout.train.rank import TOKEN_VARIABLE
@@ -49,12 +57,12 @@ class RankPlan:
 
 
 class Ranks:
-    """Ranks that run. `devices[n]` names the device of rank n. Made by `start_ranks`; `stop` in every case."""
+    """Ranks that run. Made by `start_ranks`; call `stop` in every case."""
 
-    def __init__(
-        self, plan: RankPlan, processes: Sequence[ChildProcess], wires: Sequence[Wire], devices: Sequence[str]
-    ) -> None:
-        self.plan, self.processes, self.wires, self.devices = plan, processes, wires, devices
+    def __init__(self, plan: RankPlan, processes: Sequence[ChildProcess], wires: Sequence[Wire]) -> None:
+        self.plan, self.processes, self.wires = plan, processes, wires
+        self.places: dict[int, str] = {}  # where ranks are that have not answered for a while
+        self.file = new_file()  # tensors and log-probs come back in it, one at a time
         self._loop = asyncio.get_running_loop()
 
     async def ended(self) -> str:
@@ -77,10 +85,19 @@ class Ranks:
             if process.alive:
                 signal_group(process.pid, signal.SIGKILL)
 
+    def standing(self, rank: int) -> str:
+        """What there is to say of a rank that does not answer."""
+        process, place = self.processes[rank], self.places.get(rank)
+        odd = ODD_STATES.get(process_state(process.pid))
+        at = f"is in {place}" if place else "does not say where it is"
+        return f"{process.name}: process {process.pid} {odd or at}"
+
     async def stop(self) -> None:
+        self.kill()  # they keep nothing that would need an end in good order
+        await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in self.processes))
         for wire in self.wires:
             wire.close()
-        await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in self.processes))
+        self.file.unlink(missing_ok=True)
 
 
 async def start_ranks(plan: RankPlan, clock: Clock) -> Ranks:
@@ -104,7 +121,7 @@ async def start_ranks(plan: RankPlan, clock: Clock) -> Ranks:
             if isinstance(fault, DeadlineExceeded):
                 raise TrainerLost(f"{fault}; see the logs in {plan.folder}") from fault
             raise
-    return Ranks(plan, processes, wires, devices)
+    return Ranks(plan, processes, wires)
 
 
 def _command(plan: RankPlan, rank: int, port: int) -> list[str]:

@@ -9,7 +9,6 @@ ranks have, or one of ours in any of them, is raised once as what it was. No tor
 
 from __future__ import annotations
 
-import logging
 import math
 import select
 import threading
@@ -26,8 +25,7 @@ from pydantic import TypeAdapter
 
 from turnout.core.errors import TrainerLost
 from turnout.core.types import TrainBatch, TrainSample
-from turnout.placement.processes import ODD_STATES, last_words, process_state
-from turnout.placement.shared_memory import new_file
+from turnout.placement.processes import last_words
 from turnout.train.backend import StepReport
 from turnout.train.batch_bytes import bytes_of
 from turnout.train.rank_launch import LOOPBACK, Ranks
@@ -35,7 +33,6 @@ from turnout.train.rank_wire import Message, WireClosed, error_of
 from turnout.train.settings import TrainerSettings
 from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor
 
-log = logging.getLogger(__name__)
 SETTLE_S = 2.0  # from the first sign of a failure until the others have said theirs
 LAST_LOOK_S = 1.0  # for ranks to say where they are once a call has failed
 LOOK_S = 2.0  # between two looks at where ranks are that have not answered
@@ -45,6 +42,7 @@ TOGETHER = (
     "_fsdp",
     "fsdp_",
 )  # frames of waiting for the other ranks
+_REPORT, _SETTINGS = TypeAdapter(StepReport), TypeAdapter(TrainerSettings)
 
 
 @dataclass
@@ -72,11 +70,8 @@ class RankedBackend:
         self._poll = select.poll()
         for wire in ranks.wires:
             self._poll.register(wire.fileno(), select.POLLIN)
-        self._path: Path | None = None
-        self.places: dict[int, str] = {}  # where ranks are that have not answered for LOOK_S
-        kind: Any = TypeAdapter(TrainerSettings)
         port = self._call("meet", {"host": LOOPBACK}, [0])[0]["port"]
-        start = {"settings": kind.dump_python(settings, mode="json"), "host": LOOPBACK, "port": port}
+        start = {"settings": _SETTINGS.dump_python(settings, mode="json"), "host": LOOPBACK, "port": port}
         self._done(self._call("start", {**start, "deadline_s": self._plan.deadline_s}))
 
     @property
@@ -87,12 +82,12 @@ class RankedBackend:
         with self._data(batch.samples) as handle:
             answers = self._call("train", {"data": handle, "step": batch.step, "version": batch.version})
         self._done(answers)
-        return StepReport(**answers[0]["report"])
+        return _REPORT.validate_python(answers[0]["report"])
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[NDArray[np.float32]]:
         with self._data(samples) as handle:
-            self._call("logprobs", {"data": handle, "path": str(self._file())})
-        flat = np.fromfile(self._file(), np.float32)
+            self._call("logprobs", {"data": handle, "path": str(self._ranks.file)})
+        flat = np.fromfile(self._ranks.file, np.float32)
         if not samples:
             return []
         return np.split(flat, np.cumsum([len(sample.response_ids) for sample in samples])[:-1])
@@ -117,11 +112,6 @@ class RankedBackend:
     def load(self, folder: Path) -> None:
         self._done(self._call("load", {"folder": str(folder)}))
 
-    def close(self) -> None:
-        """Forgets the file; the processes belong to `Ranks`."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
     def _done(self, answers: dict[int, Message]) -> None:
         self._steps_done = answers[0]["steps_done"]
 
@@ -133,17 +123,12 @@ class RankedBackend:
         finally:
             self._plan.data.drop(handle)
 
-    def _file(self) -> Path:
-        if self._path is None:
-            self._path = new_file()
-        return self._path
-
     def _next_tensor(self) -> HostTensor | None:
-        told = self._call("tensor", {"path": str(self._file())})[0]
+        told = self._call("tensor", {"path": str(self._ranks.file)})[0]
         if told["name"] is None:
             return None
         shape, kind = tuple(told["shape"]), UNSIGNED[ITEM_BYTES[told["dtype"]]]
-        bits: NDArray[Any] = np.fromfile(self._file(), kind, math.prod(shape))
+        bits: NDArray[Any] = np.fromfile(self._ranks.file, kind, math.prod(shape))
         return HostTensor(told["name"], told["dtype"], shape, bits)
 
     def _call(self, phase: str, values: Message, to: Sequence[int] | None = None) -> dict[int, Message]:
@@ -161,7 +146,7 @@ class RankedBackend:
             try:
                 self._await(call, set(asked))
             finally:
-                self.places = {}
+                self._ranks.places = {}
             return self._results(call, asked)
 
     def _send(self, rank: int, message: Message, call: _Call) -> None:
@@ -186,7 +171,7 @@ class RankedBackend:
 
     def _look(self, missing: set[int], call: _Call) -> None:
         """Asks ranks where they are; what they said last time is what is known till then."""
-        self.places = {rank: call.places.get(rank, "") for rank in sorted(missing)}
+        self._ranks.places = {rank: call.places.get(rank, "") for rank in sorted(missing)}
         call.places.clear()
         for rank in missing:
             self._send(rank, {"call": "where"}, call)
@@ -195,6 +180,8 @@ class RankedBackend:
         """Takes in what ranks say within so many seconds; at most one message of each."""
         ready = {number for number, _ in self._poll.poll(seconds * 1000)}
         for rank, wire in enumerate(self._ranks.wires):
+            if wire.fileno() < 0:  # the run has ended meanwhile
+                call.gone.add(rank)
             if rank in call.gone or wire.fileno() not in ready:
                 continue
             try:
@@ -241,14 +228,11 @@ class RankedBackend:
         while silent - call.places.keys() and (left := end - self._now()) > 0:
             self._hear(call, left)
         alone = [rank for rank in sorted(silent) if not _waits_for_others(call.places.get(rank, ""))]
-        rows = (self._state(rank, call) for rank in alone or sorted(silent))
+        ranks.places = call.places
+        rows = (
+            ranks.standing(rank) + last_words(ranks.processes[rank].log) for rank in alone or sorted(silent)
+        )
         return f"no answer within {self._plan.deadline_s:g} s of {'; '.join(rows)}"
-
-    def _state(self, rank: int, call: _Call) -> str:
-        process = self._ranks.processes[rank]
-        odd = ODD_STATES.get(process_state(process.pid))
-        at = f"is in {place}" if (place := call.places.get(rank)) else "does not say where it is"
-        return f"{process.name}: process {process.pid} {odd or at}{last_words(process.log)}"
 
 
 def _waits_for_others(place: str) -> bool:

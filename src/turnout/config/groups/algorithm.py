@@ -188,4 +188,6 @@ class TrainerOptions(Options):
         False, "Compute activations again in the backward pass: less memory, about a third more time."
     )
     train_step_timeout_s: float = option(3600.0, "Deadline of one train step.", unit="seconds", gt=0)
-    trainer_threads: int | None = option(None, "Compute threads of the trainer.", unset="the CPUs", ge=1)
+    trainer_threads: int | None = option(
+        None, "Compute threads of each rank of the trainer.", unset="the CPUs, shared by the ranks", ge=1
+    )

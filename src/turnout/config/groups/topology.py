@@ -28,6 +28,13 @@ class TopologyOptions(Options):
     actor_num_gpus_per_node: int = option(
         1, "Devices of the trainer on each of its machines.", unit="devices", ge=1
     )
+    tensor_model_parallel_size: int = option(
+        1,
+        "Devices of the trainer that share each product of matrices; the others are data parallel, with the "
+        "parameters sharded over all.",
+        unit="devices",
+        ge=1,
+    )
     num_gpus_per_node: int | None = option(
         None,
         "Devices of one machine. An engine lies on one machine, or on several whole ones.",
