@@ -7,18 +7,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from turnout.cli.options import split_run_file
 from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
-from turnout.core.errors import LedgerError, RunStopped, TurnoutError, one_line
+from turnout.core.errors import LedgerError, RunStopped, TrainerLost, TurnoutError, one_line
 
 if TYPE_CHECKING:
-    from turnout.observe.panel import Panel
     from turnout.schedule.session import Session
     from turnout.schedule.train_only import TrainOnly
 
@@ -39,57 +36,62 @@ def command(argv: list[str]) -> int:
 
     model = resolve_checkpoint(config.hf_checkpoint)
     clock, files = RealClock(), DiskStore()
-    session: Session | TrainOnly
+    sessions: list[Session | TrainOnly]
+    source: Any = model
     if config.train_only:
         paths = make_run_dir(config)
-        session = TrainOnly(config, paths, clock, files)
-        run = partial(session.run, model)
+        sessions = [TrainOnly(config, paths, clock, files)]
     else:
-        inputs = load_inputs(config, model)
+        source = inputs = load_inputs(config, model)
         paths = make_run_dir(config)
         record = open_record(paths, config, inputs.fingerprints, files)
-        session = Session(config, paths, record, clock, files)
-        run = partial(session.run, inputs)
+        sessions = [Session(config, paths, record, clock, files)]
     settle_collector()
     try:
-        status = asyncio.run(_run(session, run, config, paths))
+        status = asyncio.run(_run(sessions, source, config, paths))
     finally:
-        _finish(config, paths, session)
+        _finish(config, paths, sessions[-1])
     return status
 
 
 async def _run(
-    session: Session | TrainOnly,
-    run: Callable[[Panel], Coroutine[Any, Any, Any]],
-    config: RunConfig,
-    paths: RunPaths,
+    sessions: list[Session | TrainOnly], source: Any, config: RunConfig, paths: RunPaths
 ) -> int:
+    """Runs the session, and the next ones where the trainer is lost and may start again."""
     from turnout.observe.panel import Panel
     from turnout.placement.real import RealClock
 
     panel = Panel(config.panel, RealClock())
     panel.say(f"run {paths.root}")
-    task = asyncio.ensure_future(run(panel))
+    task = asyncio.ensure_future(sessions[0].run(source, panel))
 
     def told(name: str) -> None:
         """The first time in good order, the second time at once."""
-        if session.limits.stopping:
+        if sessions[-1].limits.stopping:
             task.cancel()
         else:
             panel.say(f"{name}: the run stops, within {config.grace_s:g} s")
-            session.limits.stop("interrupted", name)
+            sessions[-1].limits.stop("interrupted", name)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         asyncio.get_running_loop().add_signal_handler(number, told, number.name)
     try:
-        await task
+        while True:
+            try:
+                await task
+                return 0
+            except TrainerLost as fault:
+                if (following := sessions[-1].again()) is None:
+                    raise
+                panel.say(f"{one_line(fault)}; the run goes on from its last checkpoint")
+                sessions.append(following)
+                task = asyncio.ensure_future(following.run(source, panel))
     except RunStopped as end:
         print(f"turnout: {one_line(end)}; the same command goes on with it", file=sys.stderr)
-        return 0 if session.outcome.status == "paused" else TERMINATED
+        return 0 if sessions[-1].outcome.status == "paused" else TERMINATED
     except asyncio.CancelledError:
         print("turnout: terminated", file=sys.stderr)
         return TERMINATED
-    return 0
 
 
 def _finish(config: RunConfig, paths: RunPaths, session: Session | TrainOnly) -> None:

@@ -97,7 +97,7 @@ class Control(ControlCalls):
 
 
 class Adoption(ControlCalls):
-    """A run that goes on takes over the engines that its killed controller left."""
+    """A run that goes on takes over the engines that its killed controller left, or the same one's run before."""
 
     def __init__(self, compute: ComputeThread, owner: Owner, forget: Callable[[], Awaitable[None]]) -> None:
         """`forget` ends what updates the controller before had begun."""
@@ -111,10 +111,11 @@ class Adoption(ControlCalls):
         """Belongs to the process `pid` of this machine from now on; what the one before had asked for ends, also
         that memory is given back."""
         pid = (await self.row(request)).get("pid")
-        if not self._owner.linger_s:
+        if not self._owner.linger_s and pid != os.getppid():
             raise UserError(Fault("pid", str(pid), "this engine ends with the process that started it"))
         try:
-            self._owner.adopt(int(pid))  # type: ignore[arg-type]
+            if self._owner.linger_s:
+                self._owner.adopt(int(pid))  # type: ignore[arg-type]
         except (ProcessLookupError, TypeError, ValueError, OverflowError):
             raise UserError(Fault("pid", str(pid), "there is no such process")) from None
         await self._forget()

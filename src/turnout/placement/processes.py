@@ -157,6 +157,9 @@ class FoundProcess:
             self._handle = None
 
 
+OwnProcess = ChildProcess | FoundProcess
+
+
 def handle_lives(handle: int | None) -> bool:
     """Whether the process of a pidfd has not ended; None: there is none."""
     if handle is None:

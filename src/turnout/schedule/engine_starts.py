@@ -12,6 +12,7 @@ from turnout.config.rundir import RunPaths
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError, Fault, WeightError
 from turnout.core.ports import Clock, Store
 from turnout.placement.cluster import Cluster
+from turnout.placement.processes import OwnProcess
 from turnout.schedule import wiring
 from turnout.schedule.inputs import RunInputs
 from turnout.schedule.resume import Beginning
@@ -26,7 +27,8 @@ from turnout.serving.sglang_launcher import launch_sglang
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of an incarnation before anything is started. `token`: of control calls to its own engines."""
+    """What is known of an incarnation before anything is started. `token`: of control calls to its own engines;
+    `left`: engines by id that the incarnation before has left in this very process."""
 
     config: RunConfig
     paths: RunPaths
@@ -37,6 +39,7 @@ class Run:
     cluster: Cluster
     token: str | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    left: dict[str, OwnProcess] = field(default_factory=dict[str, OwnProcess])
 
 
 async def launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan: EnginePlan) -> Engine:
@@ -66,7 +69,8 @@ async def _launched(run: Run, inputs: RunInputs, external: ExternalEngines, plan
         engine = await launch_sglang(server, run.clock, run.cluster)
     else:
         spec = replace(wiring.engine_launch(config, plan, model, folders), token=run.token)
-        found = None if run.beginning.checkpoint is None else await taken_over(spec, run.clock)
+        own = run.left.pop(plan.engine_id, None)
+        found = None if run.beginning.checkpoint is None else await taken_over(spec, run.clock, own)
         engine = await launch(spec, run.clock, run.cluster) if found is None else found
     engine.client.plan, engine.client.traffic = plan, run.traffic
     return engine

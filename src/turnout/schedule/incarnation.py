@@ -58,7 +58,7 @@ from turnout.schedule.saved_batches import SavedBatches, SavedPlan
 from turnout.schedule.schedule import schedule_of
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
 from turnout.schedule.stall_watch import Parties
-from turnout.schedule.train_wiring import trainer_settings
+from turnout.schedule.train_wiring import rank_plan, trainer_settings
 from turnout.schedule.weight_plane import (
     Origin,
     check_engines,
@@ -115,7 +115,7 @@ class Incarnation:
         """Starts engines and trainer, and trains to the end of the run; engines may be left running."""
         config, events, book, reporter = self.config, written.events, written.book, written.reporter
         trainer = self.parties.trainer = TrainerThread(
-            self._clock, config.train_step_timeout_s, train_wiring.rank_plan(config, self.paths.trainer)
+            self._clock, config.train_step_timeout_s, rank_plan(config, self.paths.trainer)
         )
         try:
             await self._start(inputs, trainer, events)

@@ -29,6 +29,7 @@ class RunLimits:
     def __init__(self, config: RunConfig, root: Path, clock: Clock, told: Callable[[str, str], None]) -> None:
         self._config, self._root, self._clock, self._told = config, root, clock, told
         self._event = asyncio.Event()
+        self.spent_s = 0.0  # by incarnations of this process before this one
         self._reason = ""
 
     def stop(self, status: str, reason: str) -> None:
@@ -65,7 +66,7 @@ class RunLimits:
         limit = self._config.max_wall_time
         try:
             if limit is not None:
-                await self._clock.within(limit, "the run to end", self._event.wait())
+                await self._clock.within(max(0.0, limit - self.spent_s), "the run to end", self._event.wait())
             await self._event.wait()
         except DeadlineExceeded:
             self.stop(PAUSED, f"--max-wall-time {limit:g}")

@@ -14,6 +14,7 @@ from typing import Any
 from turnout.core.errors import ConfigError, EngineDead, EngineError, InvariantBroken
 from turnout.core.ports import Clock, EventSink
 from turnout.core.waits import Waits
+from turnout.placement.processes import OwnProcess
 from turnout.schedule.engine_lives import Around, Care, EngineLives
 from turnout.schedule.run_router import RunRouter
 from turnout.serving.client import EngineClient
@@ -139,6 +140,17 @@ class RunEngines(EngineLives):
     async def stop_updated(self) -> None:
         """Stops those that weight updates go to."""
         await asyncio.gather(*(self._engines[client.engine_id].stop() for client in self.updated))
+
+    async def leave(self) -> dict[str, OwnProcess]:
+        """For the next incarnation in this process: our embedded engines that are up, asked nothing more. `stop`
+        ends the others."""
+        left: dict[str, OwnProcess] = {}
+        for name in self.up():
+            process = self._engines[name].process
+            if self._plans[name].program is Program.EMBEDDED and isinstance(process, OwnProcess):
+                await self._engines.pop(name).client.close()
+                left[name] = process
+        return left
 
     async def stop(self) -> list[str]:
         """Stops all of them; what could not be stopped."""

@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.core.errors import EngineDead, LedgerError, OwnerLost, RunCut, RunStopped, TurnoutError, one_line
+from turnout.core.errors import (
+    EngineDead,
+    LedgerError,
+    OwnerLost,
+    RunCut,
+    RunStopped,
+    TrainerLost,
+    TurnoutError,
+    one_line,
+)
 from turnout.core.events import EngineLost, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.observe.eventlog import EventLog
 from turnout.observe.metrics import MetricsLog
 from turnout.observe.panel import Panel
 from turnout.placement.cluster import closed
+from turnout.placement.processes import OwnProcess
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.untold import untold
@@ -27,6 +38,7 @@ from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import Written
 from turnout.schedule.clusters import cluster_of, token_of
 from turnout.schedule.engine_starts import Run, launched
+from turnout.schedule.checkpoint_state import newest_checkpoint
 from turnout.schedule.external import external_engines
 from turnout.schedule.incarnation import Incarnation, RunOutcome
 from turnout.schedule.inputs import RunInputs
@@ -39,6 +51,7 @@ from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_record import RunRecord
 from turnout.schedule.run_router import RunRouter
 from turnout.schedule.stall_watch import StallWatch, watched
+from turnout.serving.launcher import STOP_GRACE_S
 
 SUPERSEDED = "superseded"  # by a later incarnation: nothing more is written
 
@@ -53,8 +66,22 @@ class Session:
         begin = find_beginning(paths, record.run_id, files)
         cluster = cluster_of(config, record.run_id, paths.engines, clock)
         self._run = Run(config, paths, record.run_id, begin, clock, files, cluster, token_of(config))
+        self._record, self._lost = record, 0
+        self._left: dict[str, OwnProcess] | None = None
         self.outcome = RunOutcome(traffic=self._run.traffic)
         self.limits = RunLimits(config, paths.root, clock, self._ends)
+
+    def again(self) -> Session | None:
+        """After the trainer was lost: the next incarnation, in this process, with the engines that have gone on. None
+        where the budget is spent, which is that of an engine, or the run should stop."""
+        run, left = self._run, self._left
+        if left is None or self.limits.stopping:
+            return None
+        made = Session(run.config, replace(run.paths, resumed=True), self._record, run.clock, run.files)
+        made._run.left.update(left)
+        made._lost = self._lost + 1
+        made.limits.spent_s = self.limits.spent_s + self.outcome.seconds_total
+        return made
 
     def _ends(self, status: str, reason: str) -> None:
         self.outcome.status, self.outcome.reason = status, reason
@@ -101,6 +128,9 @@ class Session:
                 self.outcome.status, self.outcome.reason = "failed", one_line(fault)
                 if isinstance(fault, EngineDead):
                     events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
+                if isinstance(fault, TrainerLost) and self._lost < run.config.restarts:
+                    kept = newest_checkpoint(paths.checkpoints, run.run_id, run.files)
+                    self._left = {} if kept is None else await self._engines.leave()
                 raise
             except asyncio.CancelledError:
                 self.outcome.status, self.outcome.reason = "interrupted", "interrupted"
@@ -127,6 +157,7 @@ class Session:
         """What is open when a run has finished is dropped; after any other end a resume goes on with it."""
         leftovers = await self._engines.stop()
         leftovers += await closed(self._run.cluster)
+        await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in self._run.left.values()))
         try:
             with book.transaction():
                 for group in list(book.open_groups) if self.outcome.status == "finished" else ():

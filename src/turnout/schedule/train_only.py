@@ -30,7 +30,7 @@ from turnout.schedule.limits import RunLimits
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.reporter import train_row
 from turnout.schedule.saved_batches import STATE, SavedBatches, SavedPlan, saved_paths
-from turnout.schedule.train_wiring import trainer_settings
+from turnout.schedule.train_wiring import rank_plan, trainer_settings
 from turnout.train.saved_batch import SavedBatch, read_batch
 from turnout.weights.digest import root_of
 
@@ -53,6 +53,9 @@ class TrainOnly:
 
     def _ends(self, status: str, reason: str) -> None:
         self.outcome.status, self.outcome.reason = status, reason
+
+    def again(self) -> None:
+        """It is not gone on with."""
 
     async def run(self, model: Path, panel: Panel) -> RunOutcome:
         """Trains on all batches; raises the TurnoutError that ended it early."""
@@ -80,7 +83,8 @@ class TrainOnly:
     async def _train(self, model: Path, metrics: MetricsLog, panel: Panel) -> None:
         config, outcome = self._config, self.outcome
         files = saved_paths(str(config.load_debug_rollout_data), config.num_rollout)
-        trainer = TrainerThread(self._clock, config.train_step_timeout_s)
+        ranks = rank_plan(config, self._paths.trainer)
+        trainer = TrainerThread(self._clock, config.train_step_timeout_s, ranks)
         try:
             first = read_batch(files[0])
             await trainer.start(trainer_settings(config, model, first.about.get("steps")))
@@ -109,7 +113,7 @@ class TrainOnly:
             plan = wiring.save_plan(config, self._paths.checkpoints, model)
             await export_hf(replace(plan, periodic=False), self._files, trainer)
         finally:
-            trainer.close()
+            await trainer.close()
 
 
 def _rewards(saved: SavedBatch) -> dict[str, float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from turnout.core.errors import DeadlineExceeded, EngineError
 from turnout.core.ports import Clock
-from turnout.placement.processes import FoundProcess
+from turnout.placement.processes import FoundProcess, OwnProcess
 from turnout.serving.launcher import READY, STOP_GRACE_S, Engine, EngineLaunch, client_of, command_of
 
 log = logging.getLogger(__name__)
@@ -50,15 +50,19 @@ def _unowned(command: Sequence[str]) -> list[str]:
     return [*command[:at], *command[at + 2 :]]
 
 
-async def taken_over(spec: EngineLaunch, clock: Clock) -> Engine | None:
-    """The engine of this launch, where the controller before left it; None where it must be started."""
+async def taken_over(spec: EngineLaunch, clock: Clock, own: OwnProcess | None = None) -> Engine | None:
+    """The engine of this launch, where the controller before left it, or this one has it already (`own`); None
+    where it must be started."""
     ready, command = command_of(spec)
-    if (found := _running(ready, clock)) is None:
-        return None
-    process, its = found
-    if _unowned(its) != _unowned(command):
-        await _ended(process, "it was started with other options")
-        return None
+    if own is None:
+        if (found := _running(ready, clock)) is None:
+            return None
+        process, its = found
+        if _unowned(its) != _unowned(command):
+            await _ended(process, "it was started with other options")
+            return None
+    else:
+        process = own
     client = client_of(spec, json.loads(ready.read_text()), clock)
     try:
         await client.adopt(os.getpid(), ADOPT_S)
@@ -77,7 +81,7 @@ async def end_left_behind(folder: Path, clock: Clock, but: frozenset[str] = froz
             await _ended(found[0], "this incarnation has no use for it")
 
 
-async def _ended(process: FoundProcess, why: str) -> None:
+async def _ended(process: OwnProcess, why: str) -> None:
     log.warning(
         "%s, process %d, was left by the controller before and is ended: %s", process.name, process.pid, why
     )

@@ -168,10 +168,10 @@ def test_the_four_ways_of_an_update(
 
 def test_what_would_train_otherwise_is_refused_all_at_once(write) -> None:
     faults = faults_of(
-        write(), shlex.split("--tensor-model-parallel-size 2 --lora-rank 8 --attention-dropout 0.1")
+        write(), shlex.split("--context-parallel-size 2 --lora-rank 8 --attention-dropout 0.1")
     )
     assert [fault.where for fault in faults] == [
-        "--tensor-model-parallel-size", "--lora-rank", "--attention-dropout"
+        "--context-parallel-size", "--lora-rank", "--attention-dropout"
     ]  # fmt: skip
 
 
