@@ -62,6 +62,7 @@ class Ranks:
     def __init__(self, plan: RankPlan, processes: Sequence[ChildProcess], wires: Sequence[Wire]) -> None:
         self.plan, self.processes, self.wires = plan, processes, wires
         self.places: dict[int, str] = {}  # where ranks are that have not answered for a while
+        self.busy = False  # a call is under way
         self.file = new_file()  # tensors and log-probs come back in it, one at a time
         self._loop = asyncio.get_running_loop()
 

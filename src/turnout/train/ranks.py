@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from turnout.core.errors import TrainerLost
+from turnout.core.errors import InvariantBroken, TrainerLost
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.placement.processes import last_words
 from turnout.train.backend import StepReport
@@ -63,7 +63,7 @@ class RankedBackend:
     def __init__(
         self, settings: TrainerSettings, ranks: Ranks, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._ranks, self._now, self._plan = ranks, now, ranks.plan
+        self._ranks, self._now = ranks, now
         self._lock = threading.RLock()
         self._calls, self._exports, self._steps_done = 0, 0, 0
         self._lost: TrainerLost | None = None
@@ -72,7 +72,7 @@ class RankedBackend:
             self._poll.register(wire.fileno(), select.POLLIN)
         port = self._call("meet", {"host": LOOPBACK}, [0])[0]["port"]
         start = {"settings": _SETTINGS.dump_python(settings, mode="json"), "host": LOOPBACK, "port": port}
-        self._done(self._call("start", {**start, "deadline_s": self._plan.deadline_s}))
+        self._done(self._call("start", {**start, "deadline_s": self._ranks.plan.deadline_s}))
 
     @property
     def steps_done(self) -> int:
@@ -93,14 +93,14 @@ class RankedBackend:
         return np.split(flat, np.cumsum([len(sample.response_ids) for sample in samples])[:-1])
 
     def export(self) -> Iterator[HostTensor]:
-        """One tensor at a time. Ends with TrainerLost where another call came between."""
+        """One tensor at a time. Raises InvariantBroken where another call came between."""
         with self._lock:
             self._call("export", {})
             mine = self._exports
         while True:
             with self._lock:
                 if mine != self._exports:
-                    raise TrainerLost("the trainer went on while its weights were read")
+                    raise InvariantBroken("another call of the trainer came while its weights were read")
                 tensor = self._next_tensor()
             if tensor is None:
                 return
@@ -117,11 +117,11 @@ class RankedBackend:
 
     @contextmanager
     def _data(self, samples: Sequence[TrainSample]) -> Iterator[str]:
-        handle = self._plan.data.put(bytes_of(samples))
+        handle = self._ranks.plan.data.put(bytes_of(samples))
         try:
             yield handle
         finally:
-            self._plan.data.drop(handle)
+            self._ranks.plan.data.drop(handle)
 
     def _next_tensor(self) -> HostTensor | None:
         told = self._call("tensor", {"path": str(self._ranks.file)})[0]
@@ -133,21 +133,22 @@ class RankedBackend:
 
     def _call(self, phase: str, values: Message, to: Sequence[int] | None = None) -> dict[int, Message]:
         """The results of a call by rank. Raises what the module says."""
-        asked = range(self._plan.count) if to is None else to
+        asked = range(self._ranks.plan.count) if to is None else to
         with self._lock:
             if self._lost is not None:
                 raise TrainerLost(f"no {phase}: {self._lost}")
             if phase != "tensor":
                 self._exports += 1
             self._calls += 1
-            call = _Call(self._calls, phase, self._now() + self._plan.deadline_s)
+            call = _Call(self._calls, phase, self._now() + self._ranks.plan.deadline_s)
             for rank in asked:
                 self._send(rank, {"id": call.number, "call": phase, **values}, call)
+            self._ranks.busy = True
             try:
                 self._await(call, set(asked))
+                return self._results(call, asked)
             finally:
-                self._ranks.places = {}
-            return self._results(call, asked)
+                self._ranks.busy, self._ranks.places = False, {}
 
     def _send(self, rank: int, message: Message, call: _Call) -> None:
         try:
@@ -232,7 +233,7 @@ class RankedBackend:
         rows = (
             ranks.standing(rank) + last_words(ranks.processes[rank].log) for rank in alone or sorted(silent)
         )
-        return f"no answer within {self._plan.deadline_s:g} s of {'; '.join(rows)}"
+        return f"no answer within {self._ranks.plan.deadline_s:g} s of {'; '.join(rows)}"
 
 
 def _waits_for_others(place: str) -> bool:

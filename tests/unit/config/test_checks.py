@@ -225,8 +225,11 @@ REFUSED = [
     (["--offload-rollout", "--cluster", "ray"], "--offload-rollout", "give --cluster local, or give"),
     (["--offload", *STOCK, "--colocate"], "--offload", "use --engine embedded, or give --offload-train"),
     (["--actor-num-nodes", "2"], "--actor-num-nodes", "not yet done"),
-    (["--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "3"], "--tensor-model-parallel-size",
-     "does not divide the 4 devices of the trainer"),
+    (
+        ["--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "3"],
+        "--tensor-model-parallel-size",
+        "does not divide the 4 devices of the trainer",
+    ),
     (
         ["--num-gpus-per-node", "2", "--rollout-num-engines", "2"],
         "--num-gpus-per-node",

@@ -20,11 +20,11 @@ from turnout.engine import updates
 from turnout.engine.core import Activated, Attested
 from turnout.engine.loop import ComputeThread
 from turnout.engine.model import load_model
-from turnout.placement.parent import Owner
 from turnout.engine.request_machine import Request
 from turnout.engine.server import Server
 from turnout.engine.settings import EngineSettings
 from turnout.engine.text import StopWatch, response_text
+from turnout.placement.parent import Owner
 from turnout.protocol.sglang import SamplingParams
 
 MODEL = Path("model")

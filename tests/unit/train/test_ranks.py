@@ -1,0 +1,230 @@
+"""What the controller makes of its ranks' answers, silences and ends, and who is taken for a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from turnout.core.errors import ConfigError, Fault, InvariantBroken, ModelError, TrainerLost, TrainError
+from turnout.placement.real import RealClock
+from turnout.train import rank_launch, ranks
+from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
+from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
+from turnout.train.ranks import RankedBackend
+from turnout.train.settings import TrainerSettings
+
+Script = Callable[[int, Message], Message | None]  # rank and call -> what it answers; None: nothing
+END = {"end": True}
+
+
+class Scripted:
+    """Two ranks that answer as a script says, in the form that RankedBackend takes."""
+
+    def __init__(self, script: Script, folder: Path) -> None:
+        self.killed = False
+        self.plan = RankPlan(2, 1, folder, 20.0)
+        self.file, self.busy, self.places = folder / "file", False, dict[int, str]()
+        self.processes = [
+            SimpleNamespace(name=f"trainer rank {n} (cpu:{n})", pid=os.getpid(), log=folder / "no")
+            for n in (0, 1)
+        ]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(2)]
+        self.wires = [Wire(ours, asked=True) for ours, _ in pairs]
+        for rank, (_, theirs) in enumerate(pairs):
+            threading.Thread(target=self._serve, args=(rank, Wire(theirs), script), daemon=True).start()
+
+    def _serve(self, rank: int, wire: Wire, script: Script) -> None:
+        with contextlib.suppress(WireClosed):
+            while True:
+                call = wire.receive()
+                if call["call"] == "where":
+                    wire.send(
+                        {"where": "distributed_c10d.py:1 all_reduce" if rank == 0 else "loader.py:2 read"}
+                    )
+                else:
+                    threading.Thread(
+                        target=self._answer, args=(rank, wire, script, call), daemon=True
+                    ).start()
+
+    def _answer(self, rank: int, wire: Wire, script: Script, call: Message) -> None:
+        if call["call"] in ("meet", "start"):
+            answer: Message | None = {"result": {"port": 1, "steps_done": 0}}
+        else:
+            answer = script(rank, call)
+        if answer is END:
+            wire._socket.shutdown(socket.SHUT_RDWR)
+        elif answer is not None:
+            with contextlib.suppress(WireClosed):
+                wire.send({"id": call["id"], **answer})
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def ending(self, rank: int) -> str:
+        return f"rank {rank} was killed"
+
+    standing = Ranks.standing
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "SETTLE_S", 0.3)
+    monkeypatch.setattr(ranks, "LOOK_S", 0.1)
+
+
+def made(script: Script, folder: Path) -> tuple[RankedBackend, Scripted]:
+    scripted = Scripted(script, folder)
+    return RankedBackend(TrainerSettings(folder, ranks=2), cast("Any", scripted)), scripted
+
+
+def faulty(error: BaseException) -> Message:
+    return {"fault": fault_row(error)}
+
+
+BROKEN = ModelError(Fault("w", "(2,)", "the model has shape (3,)"))
+CUT = RuntimeError("Connection closed by peer")
+FINE = {"result": {"steps_done": 3}}
+
+# what each rank answers to `load`, what is raised, and whether the ranks can go on
+CASES: list[tuple[tuple[Message | None, Message | None], type[Exception], str, bool]] = [
+    ((faulty(BROKEN), faulty(BROKEN)), ModelError, str(BROKEN), True),
+    ((None, faulty(BROKEN)), ModelError, str(BROKEN), False),
+    ((faulty(TrainError("too many")), FINE), TrainError, "too many", False),
+    ((faulty(OSError(28, "No space left on device", "f")), None), OSError, "No space left", False),
+    ((faulty(CUT), END), TrainerLost, "in phase 'load': rank 1 was killed", False),
+    ((END, END), TrainerLost, "rank 0 was killed; rank 1 was killed", False),
+    ((None, faulty(CUT)), TrainerLost, f"in phase 'load': trainer rank 1 (cpu:1): {CUT!r}", False),
+    ((faulty(CUT), faulty(CUT)), TrainerLost, f"trainer rank 0 (cpu:0), trainer rank 1 (cpu:1): {CUT!r}", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answers", "kind", "text", "go_on"), CASES)
+def test_one_error_tells_of_a_call_that_failed(
+    answers: tuple[Message | None, Message | None],
+    kind: type[Exception],
+    text: str,
+    go_on: bool,
+    tmp_path: Path,
+) -> None:
+    calls: list[str] = []
+
+    def script(rank: int, call: Message) -> Message | None:
+        calls.append(call["call"])
+        return answers[rank] if call["call"] == "load" else FINE
+
+    backend, scripted = made(script, tmp_path)
+    with pytest.raises(kind) as raised:
+        backend.load(tmp_path)
+    assert type(raised.value) is kind and text in str(raised.value)
+    assert scripted.killed != go_on
+    if go_on:
+        backend.save(tmp_path)
+    else:
+        with pytest.raises(TrainerLost, match="no save: "):
+            backend.save(tmp_path)
+
+
+@pytest.mark.parametrize(("silent", "named"), [((1,), (1,)), ((0, 1), (1,)), ((0,), (0,))])
+def test_a_deadline_names_who_does_not_wait_for_others(
+    silent: tuple[int, ...], named: tuple[int, ...], tmp_path: Path
+) -> None:
+    backend, scripted = made(lambda rank, _: None if rank in silent else FINE, tmp_path)
+    scripted.plan = RankPlan(2, 1, tmp_path, 0.5)
+    with pytest.raises(TrainerLost, match=r"no answer within 0\.5 s") as raised:
+        backend.save(tmp_path)
+    for rank in (0, 1):
+        assert (f"rank {rank} (cpu:{rank})" in str(raised.value)) == (rank in named)
+    assert ("loader.py:2 read" in str(raised.value)) == (1 in named)
+
+
+def test_a_rank_that_stands_long_is_known_while_the_others_wait(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    def script(rank: int, call: Message) -> Message:
+        assert rank == 0 or go.wait(20)
+        return FINE
+
+    backend, scripted = made(script, tmp_path)
+    seen: list[str] = []
+
+    def look() -> None:
+        while not any("loader.py" in line for line in seen):
+            seen.extend(scripted.standing(rank) for rank in list(scripted.places))
+        go.set()
+
+    threading.Thread(target=look, daemon=True).start()
+    backend.save(tmp_path)
+    assert all("trainer rank 1" in line for line in seen) and not scripted.places
+
+
+def test_an_export_that_another_call_cuts_says_so(tmp_path: Path) -> None:
+    def script(rank: int, call: Message) -> Message:
+        if call["call"] == "tensor" and rank == 0:
+            Path(call["path"]).write_bytes(b"\1\0\2\0")
+            return {"result": {"name": "w", "dtype": "BF16", "shape": [2]}}
+        return {"result": {"steps_done": 0, "name": None}}
+
+    backend, _ = made(script, tmp_path)
+    export = backend.export()
+    first = next(export)
+    assert (first.name, first.dtype, first.shape, first.bits.tolist()) == ("w", "BF16", (2,), [1, 2])
+    backend.save(tmp_path)
+    with pytest.raises(InvariantBroken, match="while its weights were read"):
+        next(export)
+
+
+def test_only_who_knows_the_secret_is_a_rank(tmp_path: Path) -> None:
+    token = "a" * 64
+
+    async def meet() -> Iterator[Wire]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        where = listener.getsockname()
+        met = asyncio.ensure_future(
+            rank_launch._met(listener, token, RankPlan(2, 1, tmp_path, 5.0), RealClock())
+        )
+        strangers = [socket.create_connection(where) for _ in range(2)]
+        strangers[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"x" * 70)
+        strangers[1].sendall(hello(0, "b" * 64))
+        ranks = [socket.create_connection(where) for _ in range(2)]
+        ranks[1].sendall(hello(1, token))
+        ranks[0].sendall(hello(0, token))
+        wires = await asyncio.wait_for(met, 10)
+        for rank, wire in enumerate(wires):
+            Wire(ranks[rank]).send({"rank": rank})
+            assert wire.receive() == {"rank": rank}
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        listener.close()
+        return iter(wires)
+
+    assert len(list(asyncio.run(meet()))) == 2
+
+
+def test_a_rank_that_cannot_start_is_named_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", "print('no such library', flush=True); raise SystemExit(3)"]
+    monkeypatch.setattr(rank_launch, "_command", lambda *_: command)
+    with pytest.raises(
+        TrainerLost, match=r"trainer rank \d \(cpu:\d\) ended: exit status 3.*no such library"
+    ):
+        asyncio.run(start_ranks(RankPlan(2, 1, tmp_path, 30.0), RealClock()))
+
+
+def test_more_faults_than_one_come_out_as_they_went_in() -> None:
+    faults = [Fault("--lr", "-1", "must be 0 or more", "give 0"), Fault("w", "", "is missing")]
+    found = ranks.error_of(fault_row(ConfigError(faults)))
+    assert isinstance(found, ConfigError) and list(found.faults) == faults
