@@ -17,6 +17,7 @@ from tests.process.run_process import ROOT, environment, gone_within, processes_
 from tests.train_models import batch_of, make_model, make_samples, settings_for
 from turnout.core.errors import ModelError, TrainerLost
 from turnout.placement.real import RealClock
+from turnout.placement.shared_memory import sweep
 from turnout.train.local import LocalBackend
 from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
 from turnout.train.ranks import RankedBackend
@@ -112,6 +113,9 @@ asyncio.run(main())
 
 def test_ranks_end_with_a_controller_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ORPHANS, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL
+    controller = subprocess.Popen(command, cwd=ROOT, env=environment())
+    assert controller.wait(120) == -signal.SIGKILL
     assert gone_within(tmp_path, 10) == []
+    assert any(f"turnout_{controller.pid}_" in name for name in sweep()), (
+        "what it had in shared memory goes as well"
+    )

@@ -128,9 +128,9 @@ class Rank:
 
 def sharded_backend(settings: TrainerSettings) -> TrainBackend:
     """This rank's part of the trainer, in the group that it has joined."""
-    from turnout.train.local import LocalBackend  # noqa: PLC0415
+    from turnout.train.sharded import ShardedBackend  # noqa: PLC0415 - imports torch
 
-    return LocalBackend(settings)
+    return ShardedBackend(settings)
 
 
 def serve(rank: Rank, wire: Wire) -> NoReturn:

@@ -31,7 +31,7 @@ from turnout.placement.processes import (
     process_state,
     signal_group,
 )
-from turnout.placement.shared_memory import new_file
+from turnout.placement.shared_memory import new_file, sweep
 from turnout.placement.tasks import first
 from turnout.train.data_transport import DataTransport, LocalData
 from turnout.train.rank import TOKEN_VARIABLE
@@ -103,6 +103,7 @@ class Ranks:
 
 async def start_ranks(plan: RankPlan, clock: Clock) -> Ranks:
     """Raises TrainerLost, with nothing left running, where a rank ends or does not connect in time."""
+    sweep()
     token, devices = secrets.token_hex(32), _devices(plan.count)
     processes: list[ChildProcess] = []
     with socket.create_server((LOOPBACK, 0), backlog=plan.count) as listener:

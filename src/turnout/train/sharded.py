@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,7 +32,7 @@ from turnout.weights.tensors import HostTensor
 
 
 class ShardedBackend(TrainStep):
-    """Implements TrainBackend on one rank. Only rank 0 is given tensors by `export`; the others exhaust it too."""
+    """Implements TrainBackend on one rank. What `export` gives has no data but on rank 0; every rank takes it."""
 
     def __init__(self, settings: TrainerSettings, now: Callable[[], float] = time.perf_counter) -> None:
         """Loads checkpoint and reference and keeps this rank's part. Raises ConfigError where the model cannot be
@@ -55,8 +56,8 @@ class ShardedBackend(TrainStep):
         super().__init__(settings, Parts(self._sharded, self._adamw, reference, mesh), now)
 
     def export(self) -> Iterator[HostTensor]:
-        """As TrainBackend's on rank 0, one tensor gathered at a time; on other ranks nothing is given, and going
-        through it takes part in the gathering."""
+        """As TrainBackend's on rank 0, one tensor gathered at a time; on other ranks an empty one each time, and
+        asking for it takes part in the gathering."""
         kept: dict[str, Tensor | None] = {}
         for entry in self._entries:
             if entry.parameter not in kept:
@@ -66,7 +67,9 @@ class ShardedBackend(TrainStep):
                     del kept[next(iter(kept))]
                 kept[entry.parameter] = self._adamw.gather(entry.parameter, self._dtype)
             whole = kept[entry.parameter]
-            if whole is not None:
+            if whole is None:
+                yield HostTensor(entry.name, "U8", (0,), np.empty(0, np.uint8))
+            else:
                 yield from export_tensors([entry], {entry.parameter: whole})
 
     def save(self, folder: Path) -> None:
