@@ -54,9 +54,7 @@ def command(argv: list[str]) -> int:
     return status
 
 
-async def _run(
-    sessions: list[Session | TrainOnly], source: Any, config: RunConfig, paths: RunPaths
-) -> int:
+async def _run(sessions: list[Session | TrainOnly], source: Any, config: RunConfig, paths: RunPaths) -> int:
     """Runs the session, and the next ones where the trainer is lost and may start again."""
     from turnout.observe.panel import Panel
     from turnout.placement.real import RealClock

@@ -36,9 +36,9 @@ from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.untold import untold
 from turnout.schedule import wiring
 from turnout.schedule.checkpoint_contents import Written
+from turnout.schedule.checkpoint_state import newest_checkpoint
 from turnout.schedule.clusters import cluster_of, token_of
 from turnout.schedule.engine_starts import Run, launched
-from turnout.schedule.checkpoint_state import newest_checkpoint
 from turnout.schedule.external import external_engines
 from turnout.schedule.incarnation import Incarnation, RunOutcome
 from turnout.schedule.inputs import RunInputs
@@ -72,8 +72,8 @@ class Session:
         self.limits = RunLimits(config, paths.root, clock, self._ends)
 
     def again(self) -> Session | None:
-        """After the trainer was lost: the next incarnation, in this process, with the engines that have gone on. None
-        where the budget is spent, which is that of an engine, or the run should stop."""
+        """After the trainer was lost: the next incarnation, in this process, with the engines that have gone on.
+        None where the budget is spent, which is that of an engine, or the run should stop."""
         run, left = self._run, self._left
         if left is None or self.limits.stopping:
             return None
@@ -129,8 +129,7 @@ class Session:
                 if isinstance(fault, EngineDead):
                     events.emit(EngineLost(fault.engine_id, fault.phase, fault.last_version, fault.reason))
                 if isinstance(fault, TrainerLost) and self._lost < run.config.restarts:
-                    kept = newest_checkpoint(paths.checkpoints, run.run_id, run.files)
-                    self._left = {} if kept is None else await self._engines.leave()
+                    await self._leave()
                 raise
             except asyncio.CancelledError:
                 self.outcome.status, self.outcome.reason = "interrupted", "interrupted"
@@ -152,6 +151,12 @@ class Session:
             begin.resumed_at,
             config.update_weights_interval,
         )
+
+    async def _leave(self) -> None:
+        """Without a checkpoint the engines would need the weights of the beginning: they are stopped."""
+        run = self._run
+        kept = newest_checkpoint(run.paths.checkpoints, run.run_id, run.files)
+        self._left = {} if kept is None else await self._engines.leave()
 
     async def _take_down(self, events: EventLog, book: GroupBook) -> None:
         """What is open when a run has finished is dropped; after any other end a resume goes on with it."""

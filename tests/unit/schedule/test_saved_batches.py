@@ -58,7 +58,7 @@ def trained(
         try:
             return [await saved.train(batch) for batch in batches]
         finally:
-            trainer.close()
+            await trainer.close()
 
     return asyncio.run(run())
 
