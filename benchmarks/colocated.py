@@ -84,8 +84,8 @@ class Side:
 async def measure(cycles: int, threads: int, scratch: Path) -> dict[str, Any]:
     model, clock = fetch(), RealClock()
     trainer = LocalBackend(TrainerSettings(model, threads=threads, offload=scratch / "kept"))
-    assert trainer._offload is not None  # noqa: SLF001 - what it keeps is measured here
-    file: int = trainer._offload._room._file  # type: ignore[attr-defined]  # noqa: SLF001
+    assert trainer._offload is not None
+    file: int = trainer._offload._room._file  # type: ignore[attr-defined]
     trainer.offload()
     process = await engine_of(model, scratch, threads)
     try:

@@ -348,7 +348,7 @@ def test_the_trainer_gets_the_teachers_log_probs_and_tells_how_far_it_is() -> No
             self.batch = batch
             return {"loss": 1.0}
 
-    async def scores(self: Reference, batch: TrainBatch) -> list[tuple[float, ...]]:  # noqa: ARG001
+    async def scores(self: Reference, batch: TrainBatch) -> list[tuple[float, ...]]:
         return [(-2.0, -7.0, -3.0), ()]
 
     trainer = Trainer()
