@@ -191,12 +191,23 @@ def test_the_example_with_a_late_engine_that_ends_and_comes_again(
 
 
 def test_updates_by_group(tmp_path: Path, start_engine: Start) -> None:
+    """Killed, and gone on with: the engine leaves the group of the controller that is gone."""
     engine = start_engine().serving()
-    run, name = tmp_path / "run", place(engine)
-    words = ("--num-rollout", "2", "--update-weight-transport", "group")
-    whole(run, train(run, *words, "--rollout-external-engine-addrs", name))
-    assert list(attested(run).values()) == [{name}] * 3
-    status, row = engine.call("/destroy_weights_update_group", {"group_name": "none"})
+    run, go, name = tmp_path / "run", tmp_path / "go", place(engine)
+    words = ("--num-rollout", "3", "--update-weight-transport", "group", "--save-interval", "1",
+             "--rollout-external-engine-addrs", name, "--reward-timeout-s", "200",
+             "--custom-rm-path", "tests.held_reward:held")  # fmt: skip
+    groups = partial(engine.call, "/destroy_weights_update_group", {"group_name": "none"})
+    process = start("train", str(TINY), "--run-dir", str(run), *SHORT, *words, **{VARIABLE: str(go)})
+    wait_for("a checkpoint", (run / "checkpoints" / "step_000002" / "state.json").is_file, process)
+    process.kill()
+    process.communicate()
+    assert "it is in ['" in groups()[1]["message"], "the killed one left its group there"
+    go.touch()
+    whole(run, train(run, *words, **{VARIABLE: str(go)}))
+    proofs = list(attested(run).values())
+    assert proofs and proofs == [{name}] * len(proofs)
+    status, row = groups()
     assert status == 400 and row["message"].endswith("it is in []"), "an engine can be in 8 groups at most"
 
 
@@ -214,6 +225,13 @@ def test_the_file_of_addresses_is_followed(tmp_path: Path, start_engine: Start) 
     file.write_text(f"{first}\n{second}\n")
     rows = partial(of_kind, run, "VersionAttested")
     wait_for("the second engine", lambda: any(row["engine"] == second for row in rows()), process)
+    asked = start("engines", "remove", str(run), second)
+    status, said, told = ended(asked)
+    assert status == 3 and f"names {second}: take it out there" in said + told
+    status, _, told = train(
+        tmp_path / "other", "--rollout-external-engine-addrs", second, "--engine-start-timeout-s", "5"
+    )
+    assert status == 2 and "it works for run" in told and "end the other run" in told, "one run at a time"
     file.write_text(f"{second}\n")
     wait_for("the first to leave", lambda: of_kind(run, "EngineRemoved"), process)
     go.touch()

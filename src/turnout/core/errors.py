@@ -95,6 +95,10 @@ class EngineDead(EngineError):
     """The connection was refused or cut, or the process ended."""
 
 
+class EngineReplaced(EngineDead):
+    """Something else answers in the engine's place, or it works for another run: this life of it is over."""
+
+
 class EngineRefused(EngineError):
     """A 4xx answer: the request's own fault; never retried, never counted against the engine."""
 

@@ -21,6 +21,7 @@ from turnout.engine.control import Adoption, Control, ControlCalls
 from turnout.engine.events import send_events
 from turnout.engine.folder_probe import FolderProbe
 from turnout.engine.generate_request import parse_generate
+from turnout.engine.lease import Leases
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
 from turnout.engine.parallel import ParallelRunner
@@ -52,8 +53,9 @@ class Server:
         self.updates = UpdateCalls(compute)
         weights = WeightCalls(compute, self.updates.updates)
         adoption = Adoption(compute, Owner(0) if owner is None else owner, self.updates.forget)
-        self.controls = (Control(compute), self.updates, weights, FolderProbe(compute), adoption)
         self.started = time.time()
+        leases = Leases(compute, self.updates.forget, self.started)
+        self.controls = (Control(compute), self.updates, weights, FolderProbe(compute), adoption, leases)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=BODY_MAX, middlewares=[self._guard])

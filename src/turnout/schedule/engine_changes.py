@@ -42,6 +42,7 @@ class EngineChanges:
         self.engines, self._updater, self._events, self._limits = engines, updater, events, limits
         self._lock = asyncio.Lock()
         self._made = 0
+        self.listed: frozenset[str] = frozenset()  # by the file of addresses, which decides about them
         self._left: set[str] = set()
 
     @property

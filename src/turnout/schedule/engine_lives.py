@@ -21,6 +21,7 @@ from turnout.core.errors import (
     EngineDead,
     EngineError,
     EngineRefused,
+    EngineReplaced,
 )
 from turnout.core.events import EngineReady
 from turnout.core.ports import Clock, EventSink
@@ -241,7 +242,10 @@ class EngineLives:
             await self._clock.sleep(probes.interval_s)
             if around.changing(name) and engine.process.state != STOPPED:
                 continue
-            sign, reason = await _probed(engine, probes.timeout_s)
+            try:
+                sign, reason = await _probed(engine, probes.timeout_s)
+            except EngineReplaced as fault:
+                return fault.reason
             health = self._health[name] = self._health[name].after(sign, probes.failures)
             if health.state is Life.DOWN:
                 return f"{health.silent} health probes in a row failed, the last with: {reason}"
@@ -251,9 +255,11 @@ class EngineLives:
 
 
 async def _probed(engine: Engine, timeout_s: float) -> tuple[Sign, str]:
-    """What a probe tells. An engine that refuses or is busy is alive."""
+    """What a probe tells. An engine that refuses or is busy is alive. Raises EngineReplaced."""
     try:
-        await engine.client.health(timeout_s)
+        await engine.probe(timeout_s)
+    except EngineReplaced:
+        raise
     except (EngineBusy, EngineRefused):
         return Sign.ANSWERED, ""
     except (EngineError, DeadlineExceeded) as fault:

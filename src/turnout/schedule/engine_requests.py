@@ -95,6 +95,9 @@ class EngineRequests:
             return await self._changes.add_addresses(request.engines)
         if request.verb == "add":
             return await self._changes.add_own(request.count)
+        if listed := self._changes.listed.intersection(request.engines):
+            names = ", ".join(sorted(listed))
+            raise Refused(f"{FILE} names {names}: take it out there, else it would come back")
         return "; ".join([await self._changes.remove(name, "asked to leave") for name in request.engines])
 
     def _rows(self) -> tuple[dict[str, Any], ...]:
@@ -127,6 +130,7 @@ class AddressFile:
         """`kept`: ids that the file does not decide about."""
         self._changes, self._file, self._kept, self._clock, self._say = changes, file, kept, clock, say
         self._named = {name for name in changes.engines.plans if name not in kept}
+        changes.listed = frozenset(self._named)
         self._told: set[str] = set()
 
     async def run(self) -> None:
@@ -148,7 +152,7 @@ class AddressFile:
             self._say(f"{FILE} names {name}: it joins once it answers")
             self._changes.engines.expect(wanted[name])
         gone = (self._named - wanted.keys()) & self._changes.engines.plans.keys()
-        self._named = set(wanted)
+        self._named, self._changes.listed = set(wanted), frozenset(wanted)
         for name in gone:
             try:
                 self._say(await self._changes.remove(name, f"{FILE} names it no more"))

@@ -12,9 +12,10 @@ from turnout.core.ports import Clock
 from turnout.schedule.roster import roster
 from turnout.serving.access import Access, authorities
 from turnout.serving.discovery import ModelIdentity
-from turnout.serving.external import ExternalEngines, Wanted, plans_of
+from turnout.serving.external import ExternalEngines, Tenure, Wanted, plans_of
 from turnout.serving.roster import EnginePlan
 
+LEASE_S, PROBES = 30.0, 3  # of a run that ended without a word: at least so long, and so many probes
 FILE = "--rollout-external-engine-file"
 
 
@@ -28,10 +29,13 @@ def external_access(config: RunConfig) -> Access:
     )
 
 
-def external_engines(config: RunConfig, model: Path, clock: Clock) -> ExternalEngines:
-    """How the run asks engines of somebody else; `model` is its checkpoint."""
+def external_engines(config: RunConfig, model: Path, clock: Clock, who: tuple[str, int]) -> ExternalEngines:
+    """How the run asks engines of somebody else; `model` is its checkpoint, `who` its id and incarnation."""
     identity, access = ModelIdentity.of_folder(model), external_access(config)
-    return ExternalEngines(Wanted(config.dtype, identity, access, sglang_faults(config)), clock)
+    probe_s = config.rollout_health_check_interval + config.rollout_health_check_timeout
+    first_s = config.engine_start_timeout_s + config.rollout_health_check_first_wait
+    tenure = Tenure(*who, first_s=max(LEASE_S, first_s), renewed_s=max(LEASE_S, PROBES * probe_s))
+    return ExternalEngines(Wanted(config.dtype, identity, access, sglang_faults(config)), clock, tenure)
 
 
 def listed(file: Path) -> tuple[EnginePlan, ...]:

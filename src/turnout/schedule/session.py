@@ -91,7 +91,7 @@ class Session:
         where `limits` cut it off."""
         run, clock = self._run, self._run.clock
         started, paths, begin = clock.now(), run.paths, run.beginning
-        external = external_engines(run.config, inputs.model, clock)
+        external = external_engines(run.config, inputs.model, clock, (run.run_id, begin.incarnation))
         async with AsyncExitStack() as stack:
             claim = Claim.of_this_process(clock, begin.incarnation)
             ledger = stack.enter_context(open_ledger(paths, run.run_id, begin, claim))

@@ -137,7 +137,7 @@ def info_of(address: Address, info: Any, model: Any) -> EngineInfo:
         address=address,
         ours=ours,
         program=str(row.get("version", "unknown")) if ours else f"sglang-{row.get('version', 'unknown')}",
-        identity=_identity(row, ours),
+        identity=identity_of(row, ours),
         tp=_number(row, "tp_size", "tensor_parallel_size", "tp"),
         pp=_number(row, "pp_size", "pipeline_parallel_size", "pp"),
         dp=_number(row, "dp_size", "data_parallel_size", "dp"),
@@ -168,8 +168,8 @@ def _port(value: object) -> int | None:
     return found if isinstance(found, int) and 0 < found < 65536 else None
 
 
-def _identity(row: Mapping[str, Any], ours: bool) -> str:
-    """A process of SGLang is known by how long each part of its start took."""
+def identity_of(row: Mapping[str, Any], ours: bool) -> str:
+    """See EngineInfo. A process of SGLang is known by how long each part of its start took."""
     marks = ("engine_id", "pid", "started_at") if ours else ("startup_time", "random_seed", "port")
     if any(row.get(name) is None for name in marks):
         return ""

@@ -1,36 +1,43 @@
 """Connects to engines that somebody else runs. Starts none, stops none.
 
 Promises: an engine is connected to only once it answers, generates where it is an SGLang, and is what the run needs
-(turnout.serving.discovery); one process is one engine, whatever names its host has; what it is asked at its start
-may be asked again, when the same or another process answers at its address.
+(turnout.serving.discovery); one process is one engine, whatever names its host has; an embedded engine works for
+one run at a time, by a lease that probes renew; that another process answers at the address is told as soon as a
+probe sees it, and all that is asked at a start is asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from turnout.core.errors import (
     ConfigError,
+    DeadlineExceeded,
+    EngineBusy,
     EngineError,
     EngineRefused,
+    EngineReplaced,
     Fault,
 )
 from turnout.core.ports import Clock
 from turnout.serving.access import Access
 from turnout.serving.address import Address, parse_address
 from turnout.serving.client import EngineClient
-from turnout.serving.discovery import FLAG, EngineInfo, ModelIdentity, NotUnderstood, ask
+from turnout.serving.discovery import FLAG, EngineInfo, ModelIdentity, NotUnderstood, ask, identity_of
 from turnout.serving.launcher import Engine
 from turnout.serving.roster import EnginePlan, Program
 from turnout.serving.sglang_client import SglangClient
-from turnout.serving.weights_client import EngineWeights
 from turnout.weights.stock_checksums import stock_of
 
-POLL_S = 0.25
+POLL_S, LEASE_POLL_S = 0.25, 1.0
+LEAVE_S = 2.0
 ASK_S = 10.0
 GENERATES_S = 25.0  # /health_generate itself waits 20 s for a token
+log = logging.getLogger(__name__)
 
 
 def external_plan(address: Address) -> EnginePlan:
@@ -72,14 +79,63 @@ class Elsewhere:
         """Leaves it alone."""
 
 
-class ExternalEngine(Engine):
-    """An engine that is asked by this run until `stop`, which only ends that. `found`: where it is known."""
+@dataclass(frozen=True)
+class Tenure:
+    """For which run engines work: its id and incarnation. A lease is for `first_s` seconds at first, and for
+    `renewed_s` after each probe."""
 
-    def __init__(self, client: EngineClient, found: dict[str, EngineInfo]) -> None:
+    run: str
+    incarnation: int
+    first_s: float
+    renewed_s: float
+
+    async def lease(self, client: EngineClient, seconds: float, deadline_s: float) -> str:
+        """Takes the lease of an embedded engine, or renews it; the identity of its process, empty where it knows no
+        leases. Raises EngineBusy while another run has it."""
+        body = {"run": self.run, "incarnation": self.incarnation, "seconds": seconds}
+        try:
+            row = await client.control("/lease", body, deadline_s)
+        except EngineRefused as fault:
+            log.warning("%s: another run may ask it as well", fault)
+            return ""
+        return identity_of(row, ours=True) if isinstance(row, dict) else ""
+
+
+class ExternalEngine(Engine):
+    """An engine that is asked by this run until `stop`, which only ends that. `found`: what each engine is, by its
+    id."""
+
+    def __init__(self, client: EngineClient, found: dict[str, EngineInfo], tenure: Tenure) -> None:
         super().__init__(Elsewhere(), client)
-        self._found = found
+        self._found, self._tenure = found, tenure
+        self._info = found[client.engine_id]
+        self._silent = False
+
+    async def probe(self, timeout_s: float) -> None:
+        """An SGLang takes long to start: that another process answers is asked of it only after a silence."""
+        silent, self._silent = self._silent, True
+        await super().probe(timeout_s)
+        if self._info.ours or silent:
+            identity = await self._identity(timeout_s)
+            if identity and self._info.identity not in ("", identity):
+                raise self._gone("another process answers at its address")
+        self._silent = False
+
+    async def _identity(self, timeout_s: float) -> str:
+        try:
+            if self._info.ours:
+                return await self._tenure.lease(self.client, self._tenure.renewed_s, timeout_s)
+            return (await ask(self.client, timeout_s)).identity
+        except (EngineBusy, NotUnderstood) as fault:
+            raise self._gone(fault.reason if isinstance(fault, EngineBusy) else str(fault)) from fault
+
+    def _gone(self, reason: str) -> EngineError:
+        return self.client.fault(EngineReplaced, "health", reason)
 
     async def stop(self) -> None:
+        if self._info.ours and self._found.pop(self.engine_id, None) is not None:
+            with contextlib.suppress(EngineError, DeadlineExceeded):  # it runs out by itself
+                await self._tenure.lease(self.client, 0.0, LEAVE_S)
         self._found.pop(self.engine_id, None)
         await super().stop()
 
@@ -97,8 +153,8 @@ class Wanted:
 class ExternalEngines:
     """See the module. `found` is what each engine, by its id, said of itself when it was connected to last."""
 
-    def __init__(self, wanted: Wanted, clock: Clock) -> None:
-        self._wanted, self._clock = wanted, clock
+    def __init__(self, wanted: Wanted, clock: Clock, tenure: Tenure) -> None:
+        self._wanted, self._clock, self._tenure = wanted, clock, tenure
         self.found: dict[str, EngineInfo] = {}
 
     async def connect(self, plan: EnginePlan, deadline_s: float) -> Engine:
@@ -123,13 +179,30 @@ class ExternalEngines:
                 client.stock = stock_of(info.dtype, info.device)
                 await client.control("/continue_generation", {}, ASK_S)  # a run that died may have paused it
                 await client.generates(min(GENERATES_S, max(1.0, end - self._clock.now())))
-            else:  # it may have begun an update, and ours refuses another beside it
-                await EngineWeights(client).drop(ASK_S)
+            else:
+                await self._leased(client, end)
         except BaseException:
             self.found.pop(name, None)
             await client.close()
             raise
-        return ExternalEngine(client, self.found)
+        return ExternalEngine(client, self.found, self._tenure)
+
+    async def _leased(self, client: EngineClient, end: float) -> None:
+        """Has the engine work for this run. Waits for one that another run has: it may have died, and its lease
+        runs out."""
+        told = False
+        while True:
+            try:
+                await self._tenure.lease(client, self._tenure.first_s, ASK_S)
+                return
+            except EngineBusy as fault:
+                if self._clock.now() + LEASE_POLL_S >= end:
+                    remedy = "end the other run, or give another engine"
+                    raise ConfigError(Fault(FLAG, client.address.place, fault.reason, remedy)) from fault
+                if not told:
+                    log.warning("%s; it is waited for", fault)
+                told = True
+            await self._clock.sleep(LEASE_POLL_S)
 
     async def _answers(self, name: str, address: Address, end: float) -> EngineInfo:
         """Asks until it answers."""

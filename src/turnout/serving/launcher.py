@@ -52,6 +52,11 @@ class Engine:
     def engine_id(self) -> str:
         return self.client.engine_id
 
+    async def probe(self, timeout_s: float) -> None:
+        """Returns when it answers well; raises EngineReplaced where something else does, EngineError or
+        DeadlineExceeded as every call."""
+        await self.client.health(timeout_s)
+
     async def stop(self) -> None:
         await self.client.close()
         await self.process.stop(STOP_GRACE_S)

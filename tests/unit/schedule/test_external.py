@@ -37,7 +37,7 @@ def test_an_sglang_that_the_options_exclude(tmp_path: Path, options: dict[str, A
             named = {"rollout_external_engine_addrs": [engine.address.url]}
             required = {"hf_checkpoint": "m", "prompt_data": "p", "num_rollout": 1}
             config = RunConfig.model_validate(required | named | options)
-            engines = external_engines(config, tmp_path, RealClock())
+            engines = external_engines(config, tmp_path, RealClock(), ("run", 0))
             with pytest.raises(ConfigError) as caught:
                 await engines.connect(external_plan(engine.address), 20.0)
         (fault,) = caught.value.faults

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.scripted_engine import Answer, ScriptedEngine
-from turnout.core.errors import ConfigError, EngineError, Fault
+from turnout.core.errors import ConfigError, EngineError, EngineReplaced, Fault
 from turnout.placement.real import RealClock
 from turnout.serving.access import OPEN
 from turnout.serving.address import Address
 from turnout.serving.discovery import EngineInfo, ModelIdentity, NotUnderstood, info_of
-from turnout.serving.external import ExternalEngines, Wanted, external_plan, plans_of
+from turnout.serving.external import ExternalEngines, Tenure, Wanted, external_plan, plans_of
 from turnout.serving.roster import WorkerType
 
 WHERE = Address("host1", 30000)
@@ -119,17 +119,18 @@ def test_a_file_of_addresses() -> None:
 
 def test_two_names_of_one_engine_and_one_that_does_not_answer() -> None:
     async def main() -> None:
-        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock())
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock(), Tenure("run", 1, 9.0, 3.0))
         async with ScriptedEngine() as engine:
             for path in ("/server_info", "/model_info"):
                 engine.script(path, *[OURS | NAMES] * 3)
             here = external_plan(engine.address)
             made = await engines.connect(here, 20.0)
             assert made.client.plan.model_path == "/m" and made.process.pid is None
-            assert engine.sent("/end_weight_update") == [{"abort": True}], "a run before may have begun one"
+            assert engine.sent("/lease") == [{"run": "run", "incarnation": 1, "seconds": 9.0}]
             with pytest.raises(ConfigError, match=f"is the engine {here.engine_id} by another name"):
                 await engines.connect(external_plan(Address("localhost", engine.address.port)), 20.0)
             await made.stop()
+            assert engine.sent("/lease")[1]["seconds"] == 0, "it is given back"
             made = await engines.connect(external_plan(Address("localhost", engine.address.port)), 20.0)
             await made.stop()
         with pytest.raises(EngineError, match=f"did not answer at http://{here.engine_id} within"):
@@ -140,7 +141,7 @@ def test_two_names_of_one_engine_and_one_that_does_not_answer() -> None:
 
 def test_two_names_of_one_engine_at_once_and_one_that_does_not_generate() -> None:
     async def main() -> None:
-        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock())
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock(), Tenure("run", 1, 9.0, 3.0))
         async with ScriptedEngine(host="0.0.0.0") as engine:
             for path in ("/server_info", "/model_info"):
                 engine.script(path, *[Answer(body=STOCK | NAMES)] * 3)
@@ -154,5 +155,56 @@ def test_two_names_of_one_engine_at_once_and_one_that_does_not_generate() -> Non
             with pytest.raises(EngineError):
                 await engines.connect(names[0], 20.0)
             assert engines.found == {}
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_another_process_at_its_address_and_another_run_are_seen_by_the_next_probe() -> None:
+    held = Answer(503, {"success": False, "message": "it works for run b"})
+
+    async def main() -> None:
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock(), Tenure("run", 1, 9.0, 3.0))
+        async with ScriptedEngine() as ours, ScriptedEngine() as stock:
+            ours.script("/server_info", Answer(body=OURS))
+            stock.script("/server_info", *[Answer(body=STOCK)] * 2, Answer(body=STOCK | {"random_seed": 6}))
+            for engine in (ours, stock):
+                engine.script("/model_info", *[Answer(body=NAMES)] * 3)
+            same = Answer(body=OURS)
+            ours.script("/lease", same, same, Answer(body=OURS | {"pid": 8}), held)
+            stock.script("/health_generate", Answer())
+            stock.script("/health", Answer(), Answer(500), Answer(), Answer(500))
+            made = [await engines.connect(external_plan(one.address), 20.0) for one in (ours, stock)]
+            for one in made:
+                await one.probe(5.0)
+            with pytest.raises(EngineReplaced, match="another process answers"):
+                await made[0].probe(5.0)
+            with pytest.raises(EngineReplaced, match="it works for run b"):
+                await made[0].probe(5.0)
+            assert ours.sent("/lease")[1]["seconds"] == 3.0
+            for fault in (EngineError, None, EngineError, EngineReplaced):  # asked only after a silence
+                if fault is None:
+                    await made[1].probe(5.0)
+                else:
+                    with pytest.raises(fault):
+                        await made[1].probe(5.0)
+            for one in made:
+                await one.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_engine_that_works_for_another_run_is_waited_for_and_then_refused() -> None:
+    held = Answer(503, {"success": False, "message": "it works for run b, which asked for it for 20 s more"})
+
+    async def main() -> None:
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock(), Tenure("run", 1, 9.0, 3.0))
+        async with ScriptedEngine() as engine:
+            for path, body in (("/server_info", OURS), ("/model_info", NAMES)):
+                engine.script(path, *[Answer(body=body)] * 2)
+            engine.script("/lease", held, Answer(body=OURS), Answer(), held)
+            made = await engines.connect(external_plan(engine.address), 20.0)
+            await made.stop()
+            with pytest.raises(ConfigError, match=r"works for run b, .* for 20 s more -> end the other run"):
+                await engines.connect(external_plan(engine.address), 0.5)
 
     asyncio.run(asyncio.wait_for(main(), 60))
