@@ -144,8 +144,8 @@ def check_models(config: RunConfig) -> None:
 
 
 def check_tokens(config: RunConfig, tokenizer: HubTokenizer, folders: Mapping[str, Path]) -> None:
-    """Raises ConfigError where a model that is to score the policy's tokens knows others by their ids. `folders` are
-    those of the models besides the one that is trained, by what the configuration calls them."""
+    """Raises ConfigError where a model that is to score the policy's tokens knows others by their ids. `folders`
+    are those of the models besides the one that is trained, by what the configuration calls them."""
     for flag, name in (("--ref-model", config.ref_model), ("--opd-teacher", config.opd_teacher)):
         path = next((plan.model_path for plan in roster(config) if plan.model == name), None)
         if path is None:  # that of --hf-checkpoint
