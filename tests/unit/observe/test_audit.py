@@ -345,6 +345,18 @@ def test_an_engine_that_takes_no_updates_proves_no_commit():
     assert audit(log).ok
 
 
+def test_a_run_without_engines_commits_what_it_publishes_for_none() -> None:
+    """As fine-tuning on answers of the data; with an engine in it the same log is no right one."""
+    kinds = (EngineReady, VersionPrepared, VersionAttested)
+    log = [event for event in good() if not isinstance(event, kinds)]
+    log = [replace(e, required=[], at_least=0) if isinstance(e, VersionPublished) else e for e in log]
+    assert audit(log).ok, audit(log).failed
+    for wrong in (changed(log, VersionPublished, at_least=1), without(log, VersionPublished)):
+        assert "commits_are_attested" in dict(audit(wrong).failed)
+    engine = EngineReady("engine-0", "http://x", 1, label(0))
+    assert "commits_are_attested" in dict(audit(inserted(log, VersionCommitted, engine)).failed)
+
+
 def test_a_run_that_died_has_open_groups_but_no_lost_ones():
     log = died(good())
     assert audit(log).ok
