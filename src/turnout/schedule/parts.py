@@ -19,7 +19,7 @@ from turnout.rollout.pool_plan import NO_DATA, Taken
 from turnout.rollout.staleness import NEVER, Fate, Verdict
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import StepBatch
-from turnout.train.advantages import build_samples
+from turnout.train.advantages import build_samples, without_truncated
 from turnout.train.backend import StepReport, TrainBackend, make_backend
 from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
 from turnout.train.settings import AdvantageSettings, TrainerSettings
@@ -81,6 +81,8 @@ class BatchMaker:
         self._pool.end_step()
         if not groups:
             return None
+        if self._advantage.mask_truncated:
+            groups = [without_truncated(group) for group in groups]
         self._book.take(step, groups)
         gate = self._fresh.gate
         samples = build_samples(groups, self._advantage, gate.lags(step))

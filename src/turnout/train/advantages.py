@@ -68,6 +68,16 @@ def overlong_punishment(tokens: int, overlong: Overlong) -> float:
     return overlong.factor * min(max(over / overlong.buffer, 0.0), 1.0)
 
 
+def without_truncated(group: RolloutGroup) -> RolloutGroup:
+    """The group with responses masked that were cut at their limit (overlong filtering, DAPO): they stay in
+    baselines and don't train."""
+    masked = [
+        but(t, loss_mask=(0,) * len(t.response_ids)) if t.finish is Finish.LENGTH else t
+        for t in group.trajectories
+    ]
+    return but(group, trajectories=tuple(masked))
+
+
 def build_samples(
     groups: Sequence[RolloutGroup], settings: AdvantageSettings, lags: Lags = no_lags
 ) -> tuple[TrainSample, ...]:
@@ -89,13 +99,12 @@ def _sample(group: RolloutGroup, t: Trajectory, settings: AdvantageSettings, lag
     assert t.reward is not None
     count = len(t.response_ids)
     lost = 0.0 if settings.overlong is None else overlong_punishment(count, settings.overlong)
-    cut = settings.mask_truncated and t.finish is Finish.LENGTH
     return TrainSample(
         group_id=group.group_id,
         prompt_ids=group.prompt.token_ids,
         response_ids=t.response_ids,
         logprobs=t.logprobs,
-        loss_mask=(0,) * count if cut else t.loss_mask,
+        loss_mask=t.loss_mask,
         advantages=(),
         lags=lags(t),
         reward=t.reward - lost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from turnout.train.settings import AdvantageSettings
 
 STEP = 6
 LABELS = [WeightVersion(0, step, f"{step:032d}").label for step in range(STEP + 1)]
+ADVANTAGE = AdvantageSettings()
 UNDER_WAY = WeightVersion(0, STEP + 1, "f" * 32)
 
 
@@ -100,14 +101,14 @@ class World:
             raise self.error
         self.error, self.starved = None, False
 
-    def batch(self) -> Any:
+    def batch(self, advantage: AdvantageSettings = ADVANTAGE) -> Any:
         class Book:
             take = staticmethod(self.book_take)
             transaction = staticmethod(nullcontext[None])
 
         freshness = Freshness(self.gate, self.settled, lambda: self.error, self.retry)
         maker: Any = BatchMaker
-        return asyncio.run(maker(self, Book, freshness, AdvantageSettings()).take(STEP))
+        return asyncio.run(maker(self, Book, freshness, advantage).take(STEP))
 
 
 def test_young_groups_are_taken_once_and_as_they_are() -> None:
@@ -147,6 +148,14 @@ def test_a_member_with_too_little_left_is_outside_the_loss_and_inside_the_baseli
     mixed = RolloutGroup("g0", 0, 0, Prompt("p", (1,), ""), (old, young))
     batch = World([mixed], StalenessPolicy(1, Fate.MASK, 0.5), per_step=1).batch()
     assert [sum(s.loss_mask) for s in batch.train.samples] == [0, 1]
+    assert batch.train.samples[1].advantages[0] > 0  # above the mean of both
+
+
+def test_a_response_cut_at_its_limit_is_masked_and_no_token_of_it_counts_as_trained() -> None:
+    cut, whole = group(0, 1, 1, rewards=(0.0, 1.0)).trajectories
+    mixed = RolloutGroup("g0", 0, 0, Prompt("p", (1,), ""), (replace(cut, finish=Finish.LENGTH), whole))
+    batch = World([mixed], StalenessPolicy(1), per_step=1).batch(AdvantageSettings(mask_truncated=True))
+    assert [s.loss_mask for s in batch.train.samples] == [(0, 0), (1, 1)] and batch.lags == Counter({1: 2})
     assert batch.train.samples[1].advantages[0] > 0  # above the mean of both
 
 

@@ -16,6 +16,7 @@ from turnout.train.advantages import (
     group_advantages,
     overlong_punishment,
     with_advantages,
+    without_truncated,
 )
 from turnout.train.settings import AdvantageSettings, Overlong
 
@@ -165,11 +166,8 @@ def test_long_responses_lose_reward_linearly_up_to_the_limit():
     assert [s.advantages[0] for s in build_samples(groups, settings)] == [0.5, -0.5]
 
 
-def test_truncated_responses_train_nothing_and_stay_in_the_baseline():
+def test_truncated_responses_are_masked_and_stay_in_the_baseline():
     cut = dataclasses.replace(trajectory(0.0), finish=Finish.LENGTH)
-    samples = build_samples(
-        [group(1, trajectory(1.0), cut)], AdvantageSettings(std=False, mask_truncated=True)
-    )
+    samples = build_samples([without_truncated(group(1, trajectory(1.0), cut))], PLAIN)
     assert [s.loss_mask for s in samples] == [(1, 1), (0, 0)]
     assert samples[0].advantages == (0.5, 0.5)
-    assert build_samples([group(1, trajectory(1.0), cut)], PLAIN)[1].loss_mask == (1, 1)
