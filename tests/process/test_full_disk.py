@@ -43,7 +43,8 @@ def test_a_run_on_a_full_disk_ends_with_the_cause_and_goes_on_when_there_is_room
     disk: Path, schedule: str
 ) -> None:
     run, filler = disk / "run", disk / "filler"
-    words = ("train", str(TINY), "--run-dir", str(run), "--schedule", schedule, *WORDS)
+    beside = ("--async-save",) if schedule == "async" else ()
+    words = ("train", str(TINY), "--run-dir", str(run), "--schedule", schedule, *WORDS, *beside)
     process = start(*words)
     wait_for("a checkpoint", lambda: list((run / "checkpoints").glob("step_*/state.json")), process)
     with filler.open("wb", buffering=0) as file:

@@ -34,7 +34,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_run_killed_and_stopped_resumed_with_other_engines_by_deltas_equals_one_that_nobody_killed(
     whole: Run, tmp_path: Path
 ) -> None:
-    """Checkpoint at 3, crash after 5; then one engine and SIGTERM; then two engines, to the end."""
+    """Checkpoint at 3, crash after 5; then one engine and SIGTERM; then two engines, with checkpoints written beside
+    training, to the end."""
     run = Run(tmp_path / "run", "async")
     run.kill("between", 4, 0.02, *DELTA)
     assert run.steps_done >= 5
@@ -48,7 +49,7 @@ def test_a_run_killed_and_stopped_resumed_with_other_engines_by_deltas_equals_on
     assert summary["status"] == "interrupted" and summary["audit"]["failed"] == 0, summary
     done = of_kind(run.folder, "StepTrained")[-1]["step"] + 1
     assert (run.folder / "checkpoints" / f"step_{done:06d}" / "state.json").is_file()
-    run.finish(*DELTA)
+    run.finish(*DELTA, "--async-save")
     check_end(run)
     assert story(run) == story(whole)
     summary = json.loads((run.folder / "summary.json").read_text())

@@ -95,6 +95,17 @@ def outputs_are_folders(c: RunConfig) -> Iterator[Fault]:
             yield Fault(flag, path, "exists and is no folder", "give another path")
 
 
+def async_save_has_a_next_step(c: RunConfig) -> Iterator[Fault]:
+    if not c.async_save:
+        return
+    if c.save_interval is None:
+        reason = "nothing is saved beside training: the last checkpoint is waited for"
+        yield Fault("--async-save", "", reason, "give --save-interval")
+    if c.actor_gpus > 1:
+        reason = f"not yet done for a trainer on {c.actor_gpus} devices"
+        yield Fault("--async-save", "", reason, "leave it out")
+
+
 def run_dir_and_resume(c: RunConfig) -> Iterator[Fault]:
     holds_run = c.run_dir is not None and exists(f"{c.run_dir}/run.json")
     if c.run_dir is not None and holds_run and c.resume == "never":
@@ -156,5 +167,6 @@ FILE_CHECKS = (
     critic_folder,
     outputs_differ,
     outputs_are_folders,
+    async_save_has_a_next_step,
     run_dir_and_resume,
 )

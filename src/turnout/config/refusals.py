@@ -41,7 +41,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     ),
     "only_train_params_name_list": ("training a part of the weights", "train all weights"),
     "freeze_params_name_list": ("training a part of the weights", "train all weights"),
-    "async_save": ("saving beside training", "leave it out"),
     "buffer_filter_path": ("an own choice among requeued groups", "leave it out"),
     "data_source_path": ("an own source of prompts", "use --prompt-data"),
     "eval_function_path": ("an own evaluation function", "use --custom-rm-path in --eval-config"),

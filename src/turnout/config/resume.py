@@ -45,7 +45,16 @@ MAY_DIFFER = frozenset(
         *("train_step_timeout_s", "update_weight_timeout_s", "rollout_request_timeout_s", "reward_timeout_s"),
         "rollout_timeout_s",
         # checkpoints and seeing
-        *("save_interval", "save_hf", "follower_expiry", "log_level", "panel", "tensorboard", "plots"),
+        *(
+            "save_interval",
+            "async_save",
+            "save_hf",
+            "follower_expiry",
+            "log_level",
+            "panel",
+            "tensorboard",
+            "plots",
+        ),
         *("before_after_samples", "save_debug_rollout_data"),
     }
 )

@@ -54,9 +54,12 @@ def contents_of(about: About, written: Written, store: WeightStore, updater: Upd
         place = about.source.position, about.source.epoch
         return CheckpointState(about.run_id, about.incarnation, steps_done, *place, held.version, about.data)
 
-    def copy_ledger(folder: Path) -> None:
+    def owned() -> None:
         with ledger.transaction():
             pass  # raises where another incarnation has taken over
+
+    def copy_ledger(folder: Path) -> None:
+        owned()
         if not ledger.beside:
             ledger.backup(folder / LEDGER)
 
@@ -70,4 +73,4 @@ def contents_of(about: About, written: Written, store: WeightStore, updater: Upd
     def saved(state: CheckpointState) -> None:
         ledger.put_checkpoint(state.step, state.version.label)
 
-    return Contents(state, copy_ledger, check, saved)
+    return Contents(state, copy_ledger, check, saved, owned)

@@ -4,12 +4,14 @@
     <save_hf>/                     the last version's weights as an ordinary Hugging Face checkpoint
 
 Promises: a checkpoint is complete or absent; the two newest stay, older ones go only after a newer is complete;
-what a killed save left behind goes with the next one; what another run left there is refused, never replaced; an
+what a killed save left behind goes with the next one; one that is written beside training holds what there was when
+it was begun; what another run left there is refused, never replaced; an
 incarnation that was taken over saves nothing more.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -18,11 +20,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from turnout.config.run_config import RunConfig
-from turnout.core.errors import ConfigError, Fault
+from turnout.core.errors import ConfigError, Fault, InvariantBroken, TurnoutError
 from turnout.core.ports import Store
 from turnout.core.rng import random_id
 from turnout.schedule.checkpoint_state import FOLDER, CheckpointState, read_state, step_of, write_state
-from turnout.train.backend import TrainBackend
+from turnout.schedule.save_thread import SaveThread
+from turnout.train.backend import Copying, TrainBackend
 from turnout.weights.checkpoint_io import copy_assets, write_checkpoint
 from turnout.weights.tensors import HostTensor
 
@@ -57,19 +60,31 @@ class Contents:
     """What a checkpoint holds besides the trainer. `state` after so many steps, None where the version of that step
     is not current. A copy of the ledger is written into the folder by `ledger` or, where the ledger can be read
     beside its writer, by `check`; that runs on another thread, syncs what else a resume reads, and raises where
-    another incarnation has taken over. `saved` is told of a complete one."""
+    another incarnation has taken over, as `owned` does. `saved` is told of a complete one."""
 
     state: Callable[[int], CheckpointState | None]
     ledger: Callable[[Path], None]
     check: Callable[[Path], None]
     saved: Callable[[CheckpointState], None]
+    owned: Callable[[], None] = lambda: None
 
 
 class RunCheckpoints:
-    """Checkpoints of the loop. `saved` is the step of the newest one."""
+    """Checkpoints of the loop. `saved` is the step of the newest one. `beside`: where periodic ones are written
+    beside training, at most one at a time, from a copy that is taken between two steps; the failure of one is
+    raised by the next."""
 
-    def __init__(self, plan: SavePlan, files: Store, trainer: Calls, contents: Contents) -> None:
+    def __init__(
+        self,
+        plan: SavePlan,
+        files: Store,
+        trainer: Calls,
+        contents: Contents,
+        beside: SaveThread | None = None,
+    ) -> None:
         self._plan, self._files, self._trainer, self._contents = plan, files, trainer, contents
+        self._beside = beside
+        self._under_way: asyncio.Task[None] | None = None
         self.saved: int | None = None
 
     def due(self, steps_done: int, last: bool) -> bool:
@@ -86,12 +101,29 @@ class RunCheckpoints:
     async def save_if_due(self, steps_done: int, last: bool) -> None:
         plan = self._plan
         if plan.periodic and self._interval_ends(steps_done, last):
-            await self.save(steps_done)
+            await self.save(steps_done, beside=not last)
         if last:
             await export_hf(plan, self._files, self._trainer)
 
-    async def save(self, steps_done: int) -> None:
-        """One now, where there is none of this step yet. No train step may run, and its version is committed."""
+    async def settled(self) -> None:
+        """No checkpoint is being written any more; raises what one beside training failed with."""
+        if (task := self._under_way) is not None:
+            self._under_way = None
+            await task
+
+    async def close(self) -> None:
+        """The run ends: what is being written beside it is finished; its failure is told, and no more."""
+        try:
+            await self.settled()
+        except (TurnoutError, OSError) as fault:
+            log.warning("the last checkpoint is not written: %s", fault)
+        if self._beside is not None:
+            self._beside.close()
+
+    async def save(self, steps_done: int, beside: bool = False) -> None:
+        """One now, where there is none of this step yet. No train step may run, and its version is committed. With
+        `beside`, where that is asked for, it is complete later."""
+        await self.settled()
         state = self._contents.state(steps_done)
         if steps_done == self.saved:
             return
@@ -107,25 +139,58 @@ class RunCheckpoints:
                 self._files.remove_tree(folder / name)
         staged = folder / f"{final.name}.tmp-{random_id()}"
         staged.mkdir()
+        if beside and self._beside is not None:
+            await self._begin(self._beside, staged, state)
+            return
         try:
             await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
             self._contents.ledger(staged)
             await self._trainer.call(
-                "the checkpoint to be saved", lambda _: self._publish(staged, final, state)
+                "the checkpoint to be saved", lambda _: self._publish(staged, state, self._contents.check)
             )
         finally:
-            if staged.exists():
-                self._files.remove_tree(staged)
-        self.saved = steps_done
+            self._remove(staged)
+        self._complete(state)
+
+    async def _begin(self, thread: SaveThread, staged: Path, state: CheckpointState) -> None:
+        """Takes copies of all that the next steps change, and has them written beside those."""
+        try:
+            write = await self._trainer.call("a copy of the trainer's state", lambda b: _copying(b).copied())
+            self._contents.ledger(staged)
+            await self._trainer.call("the ledger to be copied", lambda _: self._contents.check(staged))
+        except BaseException:
+            self._remove(staged)
+            raise
+
+        async def work() -> None:
+            try:
+                await thread.call("the trainer's state to be written", lambda: write(staged))
+                self._contents.owned()
+                await thread.call(
+                    "the checkpoint to be saved", lambda: self._publish(staged, state, lambda _: None)
+                )
+            finally:
+                self._remove(staged)
+            self._complete(state)
+
+        self._under_way = asyncio.ensure_future(work())
+
+    def _remove(self, staged: Path) -> None:
+        if staged.exists():
+            self._files.remove_tree(staged)
+
+    def _complete(self, state: CheckpointState) -> None:
+        """A checkpoint is there: it is told, and older ones go."""
+        self.saved, folder = state.step, self._plan.folder
         self._contents.saved(state)
         names = [name for name in self._files.names(folder) if FOLDER.fullmatch(name)]
         for name in sorted(names, key=step_of)[:-KEPT]:
             self._files.remove_tree(folder / name)
 
-    def _publish(self, staged: Path, final: Path, state: CheckpointState) -> None:
+    def _publish(self, staged: Path, state: CheckpointState, check: Callable[[Path], None]) -> None:
         write_state(staged, state)
-        self._contents.check(staged)
-        self._files.publish_folder(staged, final)
+        check(staged)
+        self._files.publish_folder(staged, self._plan.folder / f"step_{state.step:06d}")
 
     def _make_way(self, final: Path) -> None:
         """A folder that a resume passed over is renamed: it is no checkpoint. A good one is never replaced."""
@@ -139,6 +204,12 @@ class RunCheckpoints:
             log.warning("%s is no checkpoint (%s): renamed to %s", final, fault, aside.name)
             return
         raise ConfigError(Fault("--save", str(final), f"is of run {owner}", "give another folder"))
+
+
+def _copying(backend: TrainBackend) -> Copying:
+    if not isinstance(backend, Copying):
+        raise InvariantBroken("--async-save is refused for this trainer")
+    return backend
 
 
 async def export_hf(plan: SavePlan, files: Store, trainer: Calls) -> None:

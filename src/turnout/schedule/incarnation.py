@@ -54,6 +54,7 @@ from turnout.schedule.resume_ledger import returning_groups
 from turnout.schedule.roster import roster
 from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_models import RunModels
+from turnout.schedule.save_thread import SaveThread
 from turnout.schedule.saved_batches import SavedBatches, SavedPlan
 from turnout.schedule.schedule import schedule_of
 from turnout.schedule.score import ATTEST_DEADLINE_S, score_kept
@@ -136,13 +137,7 @@ class Incarnation:
             around = EvalWorld(store, events, self._phases, self._clock, dedicated=models.dedicated)
             self.outcome.evals = evals = self._evaluations(inputs, updater, rewards, around)
             evals.restore(written.points, standing_versions(book.ledger.versions(), begin.step))
-            about = About(self._run.run_id, begin.incarnation, inputs.fingerprints[0].digest, inputs.source)
-            checkpoints = RunCheckpoints(
-                wiring.save_plan(config, self.paths.checkpoints, inputs.model),
-                self._files,
-                trainer,
-                contents_of(about, written, store, updater),
-            )
+            checkpoints = self._checkpoints(inputs, trainer, (written, store, updater))
             saved = SavedBatches(
                 self._learner(trainer), SavedPlan(config, self.paths.root, inputs.steps), self._files
             )
@@ -157,11 +152,12 @@ class Incarnation:
             shown = evals.curve, evals.rows, lambda: published.last, sampler.later_turns
             reporter.open(config.run_name or "run", inputs.steps, Sources(self._engines.views, *shown))
             stopper = asyncio.ensure_future(self._stopped(plane))
-            work = models.stay(self._loop(plane, world, updater, (base, trainer)))
             try:
+                work = models.stay(self._loop(plane, world, updater, (base, trainer)))
                 await self._supervised(work, reporter, self._around(updater, models, written))
             finally:
                 stopper.cancel()
+                await checkpoints.close()
             if evals.kept:  # on an engine of their own, when those of the run are gone
                 await self._engines.stop_updated()
                 await score_kept(config, evals, self.paths.weights, inputs.model, self._files)
@@ -296,6 +292,15 @@ class Incarnation:
         if self._turns is not None:
             transport = TakingTurns(transport, self._turns, self._clock)
         return transport, base
+
+    def _checkpoints(
+        self, inputs: RunInputs, trainer: TrainerThread, parts: tuple[Written, WeightStore, Updater]
+    ) -> RunCheckpoints:
+        config, begin = self.config, self._beginning
+        about = About(self._run.run_id, begin.incarnation, inputs.fingerprints[0].digest, inputs.source)
+        beside = SaveThread(self._clock, config.train_step_timeout_s) if config.async_save else None
+        plan = wiring.save_plan(config, self.paths.checkpoints, inputs.model)
+        return RunCheckpoints(plan, self._files, trainer, contents_of(about, *parts), beside)
 
     async def _routed(self, work: Coroutine[Any, Any, None], reporter: RunReporter) -> None:
         """Runs `work` beside a watch on the trainer's ranks and one on the router, where there are such."""

@@ -5,7 +5,7 @@ Importing this module imports no torch; `make_backend` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -121,6 +121,16 @@ class TrainBackend(Protocol):
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote. Raises ModelError where it belongs to another model."""
+        ...
+
+
+@runtime_checkable
+class Copying(Protocol):
+    """A TrainBackend whose state is saved beside training."""
+
+    def copied(self) -> Callable[[Path], None]:
+        """A copy of all that `save` writes, as what writes it into an existing, empty folder: on any thread, while
+        the trainer goes on."""
         ...
 
 

@@ -69,6 +69,11 @@ class LocalBackend(TrainStep):
         save_state(folder, self._pieces(), self.counters)
         self._settle()
 
+    def copied(self) -> Callable[[Path], None]:
+        pieces, counters = [piece.copied() for piece in self._pieces()], self.counters
+        self._settle()
+        return lambda folder: save_state(folder, pieces, counters)
+
     def load(self, folder: Path) -> None:
         saved = read_state(folder, {piece.name: piece.whole for piece in self._pieces()})
         saved.copy_into(self._pieces())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -26,6 +26,10 @@ class Piece:
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    def copied(self) -> Piece:
+        """The same with tensors of its own, on the host."""
+        return replace(self, tensors={k: t.detach().to("cpu", copy=True) for k, t in self.tensors.items()})
 
     def fits(self) -> bool:
         """Whether it lies within its parameter."""

@@ -379,6 +379,7 @@ REFUSED = [
     (["--save", "model"], "--save", "the same place as --hf-checkpoint"),
     (["--run-dir", "train.jsonl/../out", "--save", "out"], "--save", "the same place as --run-dir"),
     (["--save", "quick.yaml"], "--save", "no folder"),
+    (["--async-save", "--save", "out"], "--async-save", "nothing is saved beside"),
     (
         [*SAVED, "--load-debug-rollout-data", "./model/../quick.yaml"],
         "--save-debug-rollout-data",

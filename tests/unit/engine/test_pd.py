@@ -462,8 +462,8 @@ def test_memory_is_handed_over_only_for_a_ticket(model):
 
 
 def test_mem_07_no_half_gives_memory_back_under_a_request_that_is_parked_between_them(model):
-    """Prefilled, and not taken over yet: its pages are in use. Once it has ended both give back, and a pair of which
-    only one half has taken its memory again answers nothing."""
+    """Prefilled, and not taken over yet: its pages are in use. Once it has ended both give back, and a pair of
+    which only one half has taken its memory again answers nothing."""
 
     async def scenario() -> None:
         async with pair(model) as split:

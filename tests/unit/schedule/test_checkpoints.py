@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import pytest
 from tests.weight_files import assets, model
 from turnout.core.errors import ConfigError, WeightError
 from turnout.core.version import WeightVersion
-from turnout.placement.real import DiskStore
+from turnout.placement.real import DiskStore, RealClock
 from turnout.schedule.checkpoint_state import CheckpointState, newest_checkpoint, read_state, write_state
 from turnout.schedule.checkpoints import Contents, RunCheckpoints, SavePlan
+from turnout.schedule.save_thread import SaveThread
 from turnout.weights.checkpoint_io import read_checkpoint
 from turnout.weights.digest import root_of
 
@@ -30,14 +33,26 @@ class Saver:
 
     def __init__(self) -> None:
         self.fault: Exception | None = None
-        self.saves = 0
+        self.saves = self.steps = 0
+        self.go = threading.Event()
 
     async def call(self, what: str, work: Any) -> Any:
-        assert "save" in what or "exported" in what
+        assert "save" in what or "exported" in what or "cop" in what
         return work(self)
 
     def export(self) -> Any:
         return iter(model())
+
+    def copied(self) -> Any:
+        """What it writes stays as it is now; the test lets it go on."""
+        text = f"{self.steps}"
+
+        def write(folder: Path) -> None:
+            assert self.go.wait(60)
+            self.save(folder)
+            (folder / "trainer.json").write_text(text)
+
+        return write
 
     def save(self, folder: Path) -> None:
         self.saves += 1
@@ -217,6 +232,82 @@ def test_ckp_08_a_save_that_fails_leaves_the_old_ones_and_nothing_else(tmp_path:
         run.save(3)
     assert run.names == ["step_000001", "step_000002"]
     assert all(complete(run.folder / name) for name in run.names)
+
+
+def beside(tmp_path: Path) -> Run:
+    """A run whose periodic checkpoints are written beside training."""
+    run = Run(tmp_path)
+    run.made._beside = SaveThread(RealClock(), 60.0)
+    return run
+
+
+def test_beside_training_a_checkpoint_holds_what_there_was_when_it_was_begun(tmp_path: Path) -> None:
+    run = beside(tmp_path)
+
+    async def work() -> None:
+        run.trainer.steps = 4
+        await run.made.save_if_due(4, False)
+        assert run.trainer.saves == 0 and run.made.saved is None, (
+            "training goes on before anything is written"
+        )
+        run.trainer.steps = 5
+        next_one = asyncio.ensure_future(run.made.save_if_due(5, False))
+        await asyncio.sleep(0)
+        assert run.names and not any(complete(run.folder / name) for name in run.names if ".tmp" not in name)
+        assert run.told == [] and not next_one.done(), "at most one is under way"
+        run.trainer.go.set()
+        await next_one
+        assert run.told == [4] and (run.folder / "step_000004" / "trainer.json").read_text() == "4"
+        run.trainer.steps = 6
+        await run.made.save_if_due(6, True)
+        assert run.told == [4, 5, 6] and run.made.saved == 6, "the last one is waited for"
+        await run.made.close()
+
+    asyncio.run(work())
+    assert run.names == ["step_000005", "step_000006"] and complete(run.folder / "step_000005")
+
+
+def test_what_one_beside_training_failed_with_is_raised_by_the_next_and_the_old_ones_stay(
+    tmp_path: Path,
+) -> None:
+    run = beside(tmp_path)
+    run.trainer.go.set()
+
+    async def work() -> None:
+        await run.made.save_if_due(1, False)
+        await run.made.save_if_due(2, False)
+        await run.made.settled()
+        run.trainer.fault = OSError(28, "No space left on device")
+        await run.made.save_if_due(3, False)
+        with pytest.raises(OSError, match="No space left"):
+            await run.made.save_if_due(4, False)
+        run.trainer.fault, run.taken_over = None, None
+        await run.made.save_if_due(5, False)
+        await run.made.settled()
+        run.trainer.fault = OSError(28, "No space left on device")
+        await run.made.save_if_due(6, False)
+        await run.made.close()  # told, and the cause of the end stays the cause
+
+    asyncio.run(work())
+    assert run.names == ["step_000002", "step_000005"] and run.told == [1, 2, 5]
+
+
+def test_a_run_that_was_taken_over_meanwhile_makes_no_checkpoint(tmp_path: Path) -> None:
+    run = beside(tmp_path)
+
+    def owned() -> None:
+        raise WeightError("taken over")
+
+    run.made._contents = replace(run.made._contents, owned=owned)
+
+    async def work() -> None:
+        await run.made.save_if_due(1, False)
+        run.trainer.go.set()
+        with pytest.raises(WeightError, match="taken over"):
+            await run.made.settled()
+
+    asyncio.run(work())
+    assert run.names == [] and run.told == []
 
 
 def test_ckp_08_old_ones_go_only_after_the_new_one_is_complete(tmp_path: Path) -> None:

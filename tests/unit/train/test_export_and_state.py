@@ -146,3 +146,22 @@ def test_state_of_another_model_or_broken_files_are_refused_and_change_nothing(t
     with pytest.raises(ModelError, match=r"trainer\.json: is not of format 2"):
         backend.load(state)
     assert torch.equal(backend._flat.master, before) and backend.steps_done == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copy_written_later_is_the_state_that_it_was_taken_of(tmp_path, dtype):
+    backend = LocalBackend(settings_for(make_model(tmp_path / "model"), dtype=dtype))
+    backend.train(batch_of(make_samples(seed=1), 0))
+    for name in ("now", "later"):
+        (tmp_path / name).mkdir()
+    write = backend.copied()
+    backend.save(tmp_path / "now")
+    backend.train(batch_of(make_samples(seed=2), 1))
+    write(tmp_path / "later")
+    for name in ("now", "later"):
+        backend.load(tmp_path / name)
+        found = {kind: tensor.clone() for kind, tensor in backend._flat.resident.items()}, backend.counters
+        if name == "now":
+            expected = found
+    assert found[1] == expected[1] and found[1].steps_done == 1
+    assert all(torch.equal(found[0][kind], tensor) for kind, tensor in expected[0].items()) and expected[0]

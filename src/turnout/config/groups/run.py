@@ -59,6 +59,11 @@ class RunOptions(Options):
         unset="after the last step only",
         ge=1,
     )
+    async_save: bool = option(
+        False,
+        "Write the checkpoints of --save-interval beside training, from a copy of the trainer's state in memory "
+        "(12 bytes a parameter); the failure of one ends the run at the next.",
+    )
     max_wall_time: float | None = option(
         None,
         "Stop in good order after so long, as on SIGTERM, with the status `paused` and exit status 0.",
