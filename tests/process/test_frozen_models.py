@@ -35,16 +35,11 @@ def kl(run: Path) -> list[float]:
 
 def test_a_reward_model_and_a_reference_of_their_own(tmp_path: Path) -> None:
     """The log-probs by engines of the reference are the trainer's own before training: their KL is 0, which is the
-    square of the difference; after it they are other ones. The KL is in the reward here, of another algorithm."""
+    square of the difference; after it they are other ones. The KL is in the reward here, of another
+    algorithm with a loss of its own."""
     run = tmp_path / "run"
-    algorithm = (
-        "--advantage-estimator",
-        "reinforce_plus_plus",
-        "--entropy-coef",
-        "0.001",
-        "--eps-clip-c",
-        "3",
-    )
+    own = "--custom-loss-function-path examples/own_algorithm.py:reinforce"
+    algorithm = f"--advantage-estimator reinforce_plus_plus --entropy-coef 0.001 {own}".split()
     rewarded = ("--kl-loss-coef", "0", "--kl-coef", "0.01", "--kl-loss-type", "k3")
     summary = trained("reward_model", run, "--dtype", "float32", *algorithm, *rewarded)
     models = summary["models"]
