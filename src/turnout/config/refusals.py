@@ -24,7 +24,10 @@ NOT_YET: dict[str, tuple[str, str]] = {
             "expert_tensor_parallel_size",
             "virtual_pipeline_model_parallel_size",
         ),
-        ("a trainer over several devices", "leave it out"),
+        (
+            "this way to divide the trainer",
+            "use --actor-num-gpus-per-node and --tensor-model-parallel-size",
+        ),
     ),
     "release_train": ("ending the trainer between steps", "leave it out: the trainer stays resident"),
     "rollout_data_transport": ("batches over another way", "leave it out: they stay in one process"),

@@ -15,7 +15,8 @@ from turnout.config.refusals import RENAMED
 
 SHAPE = "the model's shape is read from --hf-checkpoint"
 PACKED = "batches are packed by --max-tokens-per-gpu"
-ONE_TRAINER = "the trainer is one process"
+SHARDED = "a trainer of several devices does this in its own way"
+NO_DIMENSION = "the trainer is divided by data and tensor parallel"
 GOES_ON = "what --save names; a run in --run-dir goes on with it by itself"
 PRECISION = "master weights, gradients and optimizer state are float32, attention's softmax as well"
 ITS_OWN = "the trainer has one implementation of it"
@@ -43,7 +44,7 @@ IGNORED: dict[str, str] = {
         ("balance_data", "balance_by_flops", "sequence_parallel", "distributed_backend",
          "distributed_timeout_minutes", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
          "train_memory_margin_bytes", "moe_token_dispatcher_type", "moe_enable_deepep"),
-        ONE_TRAINER,
+        SHARDED,
     ),
     **dict.fromkeys(
         ("accumulate_allreduce_grads_in_fp32", "attention_softmax_in_fp32", "grad_reduce_in_bf16",
@@ -76,9 +77,9 @@ IGNORED: dict[str, str] = {
 # Flags that are passed over with these values; with any other they are refused (turnout.config.refusals).
 NEUTRAL: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(
-        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
-         "expert_model_parallel_size", "expert_tensor_parallel_size"),
-        (("1",), ONE_TRAINER),
+        ("pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
+         "expert_tensor_parallel_size"),
+        (("1",), NO_DIMENSION),
     ),
     "optimizer": (("adam",), "the optimizer is AdamW"),
     "eval_top_p": (("1",), "evaluation samples from the whole distribution"),
