@@ -8,12 +8,15 @@ same changes again; every `audit_interval` versions the base's digests are compu
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from turnout.core.errors import InvariantBroken
 from turnout.core.version import WeightVersion
 from turnout.transfer.snapshot import Snapshot, Survey
 from turnout.transfer.transport import Export
+from turnout.weights.digest import Line
 
+Move = Callable[[Snapshot, dict[str, Line]], None]
 log = logging.getLogger(__name__)
 
 
@@ -38,12 +41,16 @@ class DeltaBase:
         self._waiting = export, found
         return found
 
-    def committed(self, version: WeightVersion) -> None:
-        """Every required engine attested the version that was surveyed last."""
+    def committed(self, version: WeightVersion, move: Move | None = None) -> None:
+        """Every required engine attested the version that was surveyed last. `move` moves the snapshot there by
+        what was published; None: the export is still the same."""
         if self._waiting is None or self._waiting[1].root != version.root:
             raise InvariantBroken(f"{version.label} was committed, but is not what was surveyed")
         export, found = self._waiting
-        self.snapshot.commit(export(), found.lines)
+        if move is None:
+            self.snapshot.commit(export(), found.lines)
+        else:
+            move(self.snapshot, found.lines)
         self._waiting, self.version, self.first_in_full = None, version, False
         self._committed += 1
         if self._committed % self._audit_interval == 0:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
+from pathlib import Path
 
 from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
@@ -16,9 +18,13 @@ from turnout.core.version import WeightVersion
 from turnout.serving.client import Attestation, EngineClient
 from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.disk import DiskTransport
-from turnout.transfer.snapshot import Survey
+from turnout.transfer.snapshot import Snapshot, Survey
 from turnout.transfer.transport import Export, Ready
 from turnout.weights.anchors import DeltaSize, NextForm, next_form
+from turnout.weights.checkpoint_io import read_checkpoint
+from turnout.weights.delta_io import read_delta
+from turnout.weights.digest import Line
+from turnout.weights.manifest import DELTA, load_manifest
 from turnout.weights.store import Published, WeightStore
 
 log = logging.getLogger(__name__)
@@ -33,6 +39,7 @@ class DeltaDiskTransport(DiskTransport):
     ) -> None:
         super().__init__(store, clock, keep_all)
         self.base, self._encoding = base, encoding
+        self._published: Path | None = None  # the folder of the last version
         self._bytes_per_change: float | None = None  # of the last delta
         self._anchor_of: tuple[Export, int] | None = None  # export and train step, where one is due
 
@@ -46,7 +53,7 @@ class DeltaDiskTransport(DiskTransport):
         )
 
     async def committed(self, version: WeightVersion) -> None:
-        await asyncio.to_thread(self.base.committed, version)
+        await asyncio.to_thread(self.base.committed, version, self._move)
         if self._anchor_of is not None:
             (export, step), self._anchor_of = self._anchor_of, None
             try:
@@ -54,6 +61,15 @@ class DeltaDiskTransport(DiskTransport):
             except WeightError as fault:  # nobody needs it now; the next delta is due for one again
                 log.warning("%s has no anchor: %s", version.label, fault)
         await super().committed(version)
+
+    def _move(self, snapshot: Snapshot, lines: dict[str, Line]) -> None:
+        """By the files: train steps may have gone on from the export meanwhile."""
+        assert self._published is not None, "a version is published before it is committed"
+        manifest = load_manifest(self._published)
+        if manifest.kind == DELTA:
+            snapshot.commit_changes(partial(read_delta, self._published, manifest), lines)
+        else:
+            snapshot.commit(read_checkpoint(self._published), lines)
 
     async def aborted(self, version: WeightVersion) -> None:
         await super().aborted(version)
@@ -81,6 +97,7 @@ class DeltaDiskTransport(DiskTransport):
         )
         if made.version.root != found.root:
             raise WeightError(f"{made.version.label} is not what was looked at: was it trained meanwhile?")
+        self._published = made.folder
         self.load_format = "auto" if full else "delta"
         log.info(
             "%s is %s: %d of %d elements changed", made.version.label, form, found.changed, found.elements

@@ -9,13 +9,13 @@ name before anything is published. Beside the base, one tensor of the export and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from turnout.core.errors import InvariantBroken, WeightError
-from turnout.weights.changes import Bits, collect, compare, overwrite
+from turnout.weights.changes import Bits, Change, collect, compare, overwrite
 from turnout.weights.delta_io import TensorDelta
 from turnout.weights.digest import Line, Sums, add, element_sums, finish, root_digest, tensor_digest
 from turnout.weights.tensors import HostTensor, converted, nonfinite_count
@@ -145,6 +145,16 @@ class Snapshot:
                 raise InvariantBroken(f"{name} is not what was published: was it trained meanwhile?")
         self._all(seen)
         self.comparable = True
+
+    def commit_changes(
+        self, changes: Callable[[Callable[[str], Bits]], Iterable[Change]], lines: dict[str, Line]
+    ) -> None:
+        """As `commit`, by what a published delta holds: `changes` reads it against the bits of the base."""
+        for change in changes(lambda name: self._held[name].bits):
+            held = self._held[change.name]
+            held.sums = add(held.sums, overwrite(held.bits, change))
+        if self.lines != lines:
+            raise InvariantBroken("a published delta does not lead to what was surveyed")
 
     def audit(self) -> None:
         """Computes all digests anew from the base's memory; raises InvariantBroken with the tensors whose digest

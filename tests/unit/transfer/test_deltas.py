@@ -71,6 +71,7 @@ def on(
     exported: list[HostTensor] | None = None,
     encoding: str = "indices",
     keep_all: bool = True,
+    equal: bool = True,
 ) -> None:
     loaded = finite_model() if loaded is None else loaded
 
@@ -90,7 +91,7 @@ def on(
             for engine in (one, two):
                 engine.hold(loaded)
             clients = [engine.client(clock) for engine in (one, two)]
-            checked = EqualityChecked(transport, clock)
+            checked = EqualityChecked(transport, clock) if equal else transport
             updater = Updater(checked, clients, log, clock)
             await updater.adopt(version, 20.0)
             deployment = Deployment([one, two], base, transport, updater, store, log)
@@ -119,6 +120,29 @@ def test_engines_hold_the_export_after_every_delta(way: str, tmp_path: Path) -> 
             assert d.engines[0].sent("/update_weights_from_distributed")[-1]["load_format"] == "delta_bucket"
 
     on(tmp_path, way, use)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_train_steps_may_go_on_between_publishing_and_the_commit(full: bool, tmp_path: Path) -> None:
+    """The base moves to what was published, whatever the export is by then."""
+
+    async def use(d: Deployment) -> None:
+        tensors, d.base.first_in_full = finite_model(), full
+        for step in (1, 2):
+            first = tensors = few(tensors, step)
+            now = [first]
+            update = Updater.begin(d.updater, lambda now=now: now[0], step, 20.0)
+            await update.publish()
+            assert d.transport.detached
+            now[0] = few(first, 9)  # trained
+            await update.prepare()
+            version = await update.commit()
+            assert d.base.version == version and d.base.snapshot.root == root_of(first)
+            assert d.holds(first)
+
+        assert [m.kind for m in d.store.versions()] == [FULL if full else DELTA, DELTA]
+
+    on(tmp_path, "disk", use, equal=False)
 
 
 @pytest.mark.parametrize("encoding", CODECS)
