@@ -48,8 +48,8 @@ def load_demonstrations(
     Raises DataError with all faults."""
     shown: dict[str, Demonstration] = {}
 
-    def made(row: Row) -> Prompt:
-        prompt, shown[str(row.index)] = _demonstration(row, spec, tokenizer)
+    def made(row: Row, given: DataSpec, by: TokenizerLike) -> Prompt:
+        prompt, shown[str(row.index)] = _demonstration(row, given, by)
         return prompt
 
     prompts = load_rows(spec, tokenizer, made)

@@ -38,6 +38,7 @@ from turnout.rollout.rows import BadRow, Row, read_rows, refuse, split_path
 from turnout.rollout.tokenizer import TokenizerLike
 
 log = logging.getLogger(__name__)
+Made = Callable[[Row, "DataSpec", TokenizerLike], Prompt]
 _TEMPLATE_REMEDY = "set --apply-chat-template, or give a text"
 
 
@@ -86,10 +87,10 @@ class Fingerprint:
 
 def load_prompts(spec: DataSpec, tokenizer: TokenizerLike) -> list[Prompt]:
     """All prompts of a data set in file order; raises DataError with all faults, ModelError as the tokenizer."""
-    return load_rows(spec, tokenizer, lambda row: prompt_of(row, spec, tokenizer))
+    return load_rows(spec, tokenizer, prompt_of)
 
 
-def load_rows(spec: DataSpec, tokenizer: TokenizerLike, made: Callable[[Row], Prompt]) -> list[Prompt]:
+def load_rows(spec: DataSpec, tokenizer: TokenizerLike, made: Made) -> list[Prompt]:
     """As load_prompts, with prompts that `made` makes of rows; it raises PromptFault for one that is no good."""
     if tasks.is_task(spec.path):
         spec = replace(spec, input_key="prompt", label_key="label", metadata_key="metadata", tool_key=None)
@@ -100,7 +101,7 @@ def load_rows(spec: DataSpec, tokenizer: TokenizerLike, made: Callable[[Row], Pr
     prompts: list[Prompt] = []
     for row in rows:
         try:
-            prompts.append(made(row))
+            prompts.append(made(row, spec, tokenizer))
         except PromptFault as fault:
             bad.append(BadRow(row.where, row.shown, str(fault), fault.remedy))
     if bad:
