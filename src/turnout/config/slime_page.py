@@ -83,7 +83,7 @@ NOTES: dict[str, str] = {
     "update_weight_transport": "the default is `disk`",
     "update_weight_encoding": "the default is `packed`; `indices`, `deltas` and `deltas_zstd` are there too",
     "update_weight_disk_keep_files": "the two newest versions are kept without it",
-    "ref_load": "a Hugging Face checkpoint; only with --use-kl-loss",
+    "ref_load": "a Hugging Face checkpoint; only with --use-kl-loss or --kl-coef",
     "save_debug_rollout_data": "safetensors, no pickle: docs/guides/debugging.md",
     "load_debug_rollout_data": "files of --save-debug-rollout-data, not slime's",
     "save": "checkpoints of one's own form; `--run-dir` is what a resumed run is named by",
