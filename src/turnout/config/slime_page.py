@@ -100,7 +100,7 @@ NOTES: dict[str, str] = {
     "rollout_health_check_interval": "the default is 1 s",
     "rollout_health_check_timeout": "the default is 5 s; three in a row count",
     "use_fault_tolerance": "a dead engine starts again at once, and joins when it has attested the weights",
-    "advantage_estimator": "`ppo` not yet; others: docs/algorithms/",
+    "advantage_estimator": "and others: docs/algorithms/",
     "kl_coef": "for every estimator, summed over a response; slime's baseline variant takes each token's own",
     "kl_loss_type": "the default is k3, in the reward k1",
     "custom_advantage_function_path": "called with the samples, gives their advantages",
