@@ -47,11 +47,18 @@ def released_engines_load_whole(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--update-weight-mode", "delta", reason, remedy)
 
 
+def there_are_turns(c: RunConfig) -> Iterator[Fault]:
+    if c.debug_rollout_only and (flag := _switch(c)):
+        yield Fault(
+            flag,
+            "",
+            "nothing is trained, so engines keep their memory",
+            "leave it out, or --debug-rollout-only",
+        )
+
+
 def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
     """A trainer of one process, and embedded engines of the model that is trained."""
-    if c.offloads_train and c.debug_rollout_only:
-        remedy = "leave it out, or --debug-rollout-only"
-        yield Fault("--offload-train" if c.offload_train else "--offload", "", "there is no trainer", remedy)
     if c.offloads_train and c.actor_gpus > 1:
         flag = "--offload-train" if c.offload_train else "--offload"
         reason = f"not yet done: giving back the memory of a trainer on {c.actor_gpus} devices"
@@ -78,5 +85,6 @@ COLOCATED_CHECKS = (
     only_sync_takes_turns,
     every_step_has_a_version,
     released_engines_load_whole,
+    there_are_turns,
     halves_can_give_back,
 )
