@@ -539,6 +539,23 @@ def test_a_bad_value_only_in_the_file_is_caught_after_all_layers(write):
     load(path, ["--rollout-top-p", "1"])
 
 
+@pytest.mark.parametrize("transport", ["disk", "tensor", "group"])
+@pytest.mark.parametrize("devices", [[], ["--colocate"]], ids=["apart", "colocated"])
+@pytest.mark.parametrize("schedule", ["sync", "pipelined", "async"])
+def test_cfg_01_every_layout_schedule_and_transport_with_every_switch(write, schedule, devices, transport):
+    """Giving memory back is legal in sync, whatever the layout and the way of the weights; a switch that stands
+    only in the file is caught as well."""
+    words = ["--schedule", schedule, "--update-weight-transport", transport, *devices]
+    load(write(), words)
+    for switch in ("offload", "offload_train", "offload_rollout"):
+        path = write(f"{switch}: true\n")
+        if schedule == "sync":
+            load(path, words)
+        else:
+            fault = only(path, words)
+            assert switch.replace("_", "-") in fault.where and "--schedule sync" in fault.remedy
+
+
 def test_checks_go_on_where_other_options_are_faulty(write):
     """n_samples_per_prompt is no number, so nothing that needs it is said, and the rest is."""
     argv = [
