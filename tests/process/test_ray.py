@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.held_reward import VARIABLE
-from tests.process.run_process import TINY, ended, gone_within, of_kind, start, wait_for
+from tests.process.run_process import ROOT, TINY, ended, gone_within, of_kind, start, wait_for
 from tests.ray_nodes import RayNodes
 
 pytestmark = pytest.mark.skipif(
@@ -60,6 +62,28 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path: Path, nodes: RayNode
     assert status == 2, err
     assert "placement group turnout-" in err and "asks for 3 x {CPU 1}" in err, err
     assert err.count("{CPU 1}") >= 3 and gone_within(tmp_path / "run", 5) == []
+
+
+def test_rollout_data_in_the_object_store_are_read_by_another_process(nodes: RayNodes) -> None:
+    """Here in two drivers, as a controller and a rank are; the reader has a view, not a copy."""
+    halves = r"""
+from turnout.placement.ray_data import ObjectStoreData
+import ray, subprocess, sys
+ray.init(address=sys.argv[1], namespace="turnout-x", log_to_driver=False)
+way = ObjectStoreData()
+handles = [way.put(bytes([number]) * 300_000) for number in range(2)]
+reader = (
+    "import sys; from turnout.train.data_transport import read_data\n"
+    "for handle in sys.argv[1:]: data = read_data(handle); print(len(data), data[-1], data.readonly)\n"
+)
+print(subprocess.run([sys.executable, "-c", reader, *handles], stdout=-1, text=True).stdout.split())
+way.drop(handles[0])
+print("KeyError" in subprocess.run([sys.executable, "-c", reader, handles[0]], stderr=-1, text=True).stderr)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", halves, nodes.address], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    assert told.splitlines() == ["['300000', '0', 'True', '300000', '1', 'True']", "True"]
 
 
 def test_what_a_killed_controller_had_is_free_again(tmp_path: Path, nodes: RayNodes) -> None:

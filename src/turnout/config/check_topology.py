@@ -6,6 +6,7 @@ with its own values (`each_group`), and a fault that is the run's own is told on
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -259,6 +260,8 @@ def ray_has_engines(c: RunConfig) -> Iterator[Fault]:
             yield Fault(
                 "--ray-address", c.ray_address, "no engine lies in a Ray cluster", "give --cluster ray"
             )
+    elif c.debug_train_only:
+        yield Fault("--cluster", "ray", "without engines nothing lies there", "leave it out")
     elif c.external:
         yield Fault("--cluster", "ray", "external engines lie where somebody else put them", "leave it out")
     elif c.colocate:
@@ -267,6 +270,18 @@ def ray_has_engines(c: RunConfig) -> Iterator[Fault]:
     elif c.engine_linger:
         reason = "an engine ends with its actor, and that with the controller"
         yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
+
+
+def data_have_a_way(c: RunConfig) -> Iterator[Fault]:
+    if c.rollout_data_transport == "nixl":
+        lacks = importlib.util.find_spec("nixl") is None
+        reason = "the library nixl is not installed" if lacks else "data go to the trainer's ranks without it"
+        yield Fault(
+            "--rollout-data-transport", "nixl", reason, "give local, or object-store in a Ray cluster"
+        )
+    elif c.rollout_data_transport == "object-store" and c.cluster != "ray":
+        reason = "the object store is that of a Ray cluster"
+        yield Fault("--rollout-data-transport", "object-store", reason, "give --cluster ray, or leave it out")
 
 
 TOPOLOGY_CHECKS: tuple[Rule, ...] = (
@@ -279,6 +294,7 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     overrides_are_known,
     halves_run,
     ray_has_engines,
+    data_have_a_way,
     halves_are_updated,
     both_halves_are_needed,
     trainer_is_on_one_machine,

@@ -30,7 +30,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
         ),
     ),
     "release_train": ("ending the trainer between steps", "leave it out: the trainer stays resident"),
-    "rollout_data_transport": ("batches over another way", "leave it out: they stay in one process"),
     "optimizer": ("another optimizer", "leave it out: the optimizer is AdamW"),
     "attention_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
     "hidden_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),

@@ -29,7 +29,7 @@ MAY_DIFFER = frozenset(
         *("rollout_engine_api_key_env", "rollout_engine_admin_key_env"),
         *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
         *("sglang_config", "rollout_num_gpus", "num_gpus_per_node", "colocate"),
-        *("cluster", "ray_address"),
+        *("cluster", "ray_address", "rollout_data_transport"),
         *("offload", "offload_train", "offload_rollout"),
         *("actor_num_nodes", "actor_num_gpus_per_node", "tensor_model_parallel_size"),
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),

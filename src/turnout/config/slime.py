@@ -88,7 +88,6 @@ NEUTRAL: dict[str, tuple[tuple[str, ...], str]] = {
     "hidden_dropout": (("0",), "there is no dropout"),
     "lora_rank": (("0",), "all weights are trained"),
     "opd_type": (("sglang",), "the teacher is served by engines"),
-    "rollout_data_transport": (("object-store",), "batches stay in the controller's process"),
     "start_rollout_id": (("0",), "a new run begins there"),
     "recompute_granularity": (("selective",), "attention keeps no matrix of scores"),
 }  # fmt: skip

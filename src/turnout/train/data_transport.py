@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from turnout.core.errors import TrainError
+from turnout.placement import ray_data
 from turnout.placement.shared_memory import FOLDER, new_file
 
 
@@ -40,10 +41,14 @@ class LocalData:
         Path(handle.partition(":")[2]).unlink(missing_ok=True)
 
 
-READERS: dict[str, Callable[[str], bytes]] = {"file": lambda rest: Path(rest).read_bytes()}
+Data = bytes | memoryview
+READERS: dict[str, Callable[[str], Data]] = {
+    "file": lambda rest: Path(rest).read_bytes(),
+    "ray": ray_data.read,
+}
 
 
-def read_data(handle: str) -> bytes:
+def read_data(handle: str) -> Data:
     """In a rank: what was put under this handle."""
     scheme, _, rest = handle.partition(":")
     return READERS[scheme](rest)

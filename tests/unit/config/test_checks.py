@@ -63,6 +63,12 @@ REFUSED = [
     ([*STOCK, "--engine-linger", "5"], "--engine-linger", "an SGLang ends with the controller"),
     (["--ray-address", "10.0.0.1:6379"], "--ray-address", "give --cluster ray"),
     (["--cluster", "ray", "--engine-linger", "5"], "--engine-linger", "an engine ends with its actor"),
+    (["--rollout-data-transport", "nixl"], "--rollout-data-transport", "nixl is not installed"),
+    (
+        ["--rollout-data-transport", "object-store"],
+        "--rollout-data-transport",
+        "give --cluster ray",
+    ),
     (["--cluster", "ray", "--colocate"], "--cluster", "are on its machine"),
     (["--cluster", "ray", "--rollout-external-engine-addrs", "h:1"], "--cluster", "somebody else put them"),
     (["--engine-restarts", "2"], "--engine-restarts", "give --use-fault-tolerance"),

@@ -67,3 +67,8 @@ class TopologyOptions(Options):
         unset="the variable RAY_ADDRESS, else a cluster of this machine, which the run starts and ends",
         pattern=r"^(auto|[^/\s]+:[0-9]+)$",
     )
+    rollout_data_transport: Literal["local", "object-store", "nixl"] = option(
+        "local",
+        "Way of rollout data to a trainer of several devices: shared memory of this machine, or the object store "
+        "of the Ray cluster. A trainer of one device has them in its process.",
+    )

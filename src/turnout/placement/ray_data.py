@@ -1,0 +1,77 @@
+"""Rollout data in the object store of a Ray cluster: put once by the controller, mapped by every rank that reads.
+
+A handle names the cluster, the run's namespace there and the data. References can't travel in a control message, so
+an actor of the run, which needs no resources, hands them out. Promises: what was put stays until it is dropped, or
+the controller ends; the bytes are in the store once on each node, and a reader on that node gets a view of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from turnout.core.errors import TrainError
+
+KEEPER = "rollout-data"
+CALL_S = 60.0
+
+
+class Keeper:
+    """The actor. A reference in a list is not looked up on its way."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[Any]] = {}
+
+    def hold(self, key: str, reference: list[Any]) -> None:
+        self._held[key] = reference
+
+    def get(self, key: str) -> list[Any]:
+        return self._held[key]
+
+    def drop(self, key: str) -> None:
+        self._held.pop(key, None)
+
+
+class ObjectStoreData:
+    """`object-store`: the controller's half, a turnout.train.data_transport.DataTransport. It is connected to the
+    cluster before anything is put (turnout.placement.ray_cluster)."""
+
+    def __init__(self) -> None:
+        self._keeper: Any = None
+        self._keys = count()
+
+    def put(self, data: bytes) -> str:
+        ray, key = _ray(), str(next(self._keys))
+        if self._keeper is None:
+            self._keeper = ray.remote(Keeper).options(name=KEEPER, num_cpus=0).remote()
+        try:
+            reference = ray.put(np.frombuffer(data, np.uint8))
+            ray.get(self._keeper.hold.remote(key, [reference]), timeout=CALL_S)
+        except ray.exceptions.RayError as fault:
+            reason = (
+                f"{len(data)} bytes of rollout data in Ray's object store: {type(fault).__name__}: {fault}"
+            )
+            raise TrainError(reason) from fault
+        context = ray.get_runtime_context()
+        return f"ray:{context.gcs_address}/{context.namespace}/{key}"
+
+    def drop(self, handle: str) -> None:
+        ray = _ray()
+        ray.get(self._keeper.drop.remote(handle.rpartition("/")[2]), timeout=CALL_S)
+
+
+def read(rest: str) -> memoryview:
+    """In a rank, which becomes a client of the cluster at its first call: what is under the handle `ray:<rest>`."""
+    ray = _ray()
+    address, namespace, key = rest.split("/")
+    if not ray.is_initialized():
+        ray.init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
+    [reference] = ray.get(ray.get_actor(KEEPER).get.remote(key), timeout=CALL_S)
+    return memoryview(ray.get(reference, timeout=CALL_S))
+
+
+def _ray() -> Any:
+    return importlib.import_module("ray")
