@@ -185,8 +185,9 @@ class RayCluster:
     async def _started(self) -> str:
         """The address of a cluster of our own."""
         temporary = Path(tempfile.mkdtemp(prefix="turnout-"))  # its path is short: sockets lie in it
-        # Ray reads these when it is imported, here and there
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # Ray reads these once, when it is imported, here and there: a later cluster of this process has the same
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         guard = (sys.executable, "-m", "turnout.placement.guard", "--parent-pid", str(os.getpid()))
         node = (sys.executable, "-m", "turnout.placement.ray_node", "--cpus", str(self._plan.cpus))
         command = (*guard, "--temporary", str(temporary), "--", *node, "--temporary", str(temporary))

@@ -8,6 +8,7 @@ the controller ends; the bytes are in the store once on each node, and a reader 
 from __future__ import annotations
 
 import importlib
+import logging
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from turnout.core.errors import TrainError
 
+log = logging.getLogger(__name__)
 KEEPER = "rollout-data"
 CALL_S = 60.0
 
@@ -69,6 +71,7 @@ def read(rest: str) -> memoryview:
     address, namespace, key = rest.split("/")
     if not ray.is_initialized():
         ray.init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
+        log.info("rollout data come from the object store of the Ray cluster at %s", address)
     [reference] = ray.get(ray.get_actor(KEEPER).get.remote(key), timeout=CALL_S)
     return memoryview(ray.get(reference, timeout=CALL_S))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 from turnout.config.estimators import ESTIMATORS
 from turnout.config.run_config import RunConfig
+from turnout.placement.ray_data import ObjectStoreData
 from turnout.schedule.wiring import cpu_count
+from turnout.train.data_transport import LocalData
 from turnout.train.rank_launch import RankPlan
 from turnout.train.settings import (
     AdvantageSettings,
@@ -18,6 +21,8 @@ from turnout.train.settings import (
     Overlong,
     TrainerSettings,
 )
+
+log = logging.getLogger(__name__)
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
@@ -73,10 +78,14 @@ def critic_settings(config: RunConfig, model: Path, policy: OptimizerSettings) -
 
 def rank_plan(config: RunConfig, folder: Path) -> RankPlan | None:
     """The trainer's processes, with their logs in `folder`; None: it is a thread of this one."""
+    way = config.rollout_data_transport
     if config.actor_gpus == 1:
+        if way != "local":
+            log.info("--rollout-data-transport %s: a trainer of one device has the data in its process", way)
         return None
     threads = config.trainer_thread_count(cpu_count())
-    return RankPlan(config.actor_gpus, threads, folder, config.train_step_timeout_s)
+    data = ObjectStoreData() if way == "object-store" else LocalData()
+    return RankPlan(config.actor_gpus, threads, folder, config.train_step_timeout_s, data)
 
 
 def loss_settings(config: RunConfig) -> LossSettings:
