@@ -10,7 +10,7 @@ ARGS ?=
 # TORCH_INDEX= PyTorch's public CPU index saves a Linux machine without a GPU several GB
 TORCH_INDEX ?=
 
-.PHONY: train test test-sglang check fmt docs clean soak bench-e2e bench-engine bench-delta bench-full
+.PHONY: train test test-sglang check fmt docs clean soak bench-e2e bench-engine bench-delta bench-full bench-trainer
 
 $(VENV)/installed: requirements.lock requirements-torch.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
