@@ -103,6 +103,7 @@ CASES: list[tuple[tuple[Message | None, Message | None], type[Exception], str, b
     ((faulty(TrainError("too many")), FINE), TrainError, "too many", False),
     ((faulty(OSError(28, "No space left on device", "f")), None), OSError, "No space left", False),
     ((faulty(CUT), END), TrainerLost, "in phase 'load': rank 1 was killed", False),
+    ((faulty(TrainError("the others are gone")), END), TrainerLost, "rank 1 was killed", False),
     ((END, END), TrainerLost, "rank 0 was killed; rank 1 was killed", False),
     ((None, faulty(CUT)), TrainerLost, f"in phase 'load': trainer rank 1 (cpu:1): {CUT!r}", False),
     ((faulty(CUT), faulty(CUT)), TrainerLost, f"trainer rank 0 (cpu:0), trainer rank 1 (cpu:1): {CUT!r}", False),
