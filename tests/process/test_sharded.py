@@ -36,7 +36,7 @@ def test_a_run_of_four_ranks_outlives_a_rank_that_is_killed_in_a_step(tmp_path: 
         "1",
         "--use-fault-tolerance",
     )
-    more = ("--engine-threads", "1", "--panel", "off", "--no-plots", "--no-tensorboard")
+    more = ("--engine-threads", "1", "--panel", "off", "--no-plots", "--no-tensorboard", "--async-save")
     run = start("train", str(ROOT / "examples" / "sharded.yaml"), *words, *more, **{VARIABLE: str(go)})
     wait_for("the second checkpoint", (folder / "checkpoints" / "step_000002").exists, run)
     ranks = ranks_of(folder)

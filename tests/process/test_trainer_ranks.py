@@ -15,7 +15,7 @@ import pytest
 
 from tests.process.run_process import ROOT, environment, gone_within, processes_of
 from tests.train_models import batch_of, make_model, make_samples, settings_for
-from turnout.core.errors import ModelError, TrainerLost
+from turnout.core.errors import ModelError, TrainerLost, TrainError
 from turnout.placement.real import RealClock
 from turnout.placement.shared_memory import FOLDER, sweep
 from turnout.train.local import LocalBackend
@@ -60,6 +60,15 @@ def test_two_ranks_are_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "both").mkdir()
         both.save(tmp_path / "both")
         alone.load(tmp_path / "both")
+        writes = await asyncio.to_thread(both.copied)
+        (tmp_path / "beside").mkdir()
+        writing = asyncio.create_task(asyncio.to_thread(writes, tmp_path / "beside"))
+        await asyncio.to_thread(both.train, batch)  # changes what is copied
+        await writing
+        alone.load(tmp_path / "beside")
+        assert (both.steps_done, alone.steps_done) == (1, 0)
+        with pytest.raises(TrainError, match=r"trainer rank 0 .*no such folder"):
+            await asyncio.to_thread(await asyncio.to_thread(both.copied), tmp_path / "no such folder")
 
         ranks.plan = replace(ranks.plan, deadline_s=1.0)
         os.kill(ranks.processes[1].pid, signal.SIGSTOP)

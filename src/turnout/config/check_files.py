@@ -101,9 +101,6 @@ def async_save_has_a_next_step(c: RunConfig) -> Iterator[Fault]:
     if c.save_interval is None:
         reason = "nothing is saved beside training: the last checkpoint is waited for"
         yield Fault("--async-save", "", reason, "give --save-interval")
-    if c.actor_gpus > 1:
-        reason = f"not yet done for a trainer on {c.actor_gpus} devices"
-        yield Fault("--async-save", "", reason, "leave it out")
 
 
 def run_dir_and_resume(c: RunConfig) -> Iterator[Fault]:

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +28,7 @@ from pydantic import TypeAdapter
 from turnout.core.types import TrainBatch
 from turnout.placement.parent import die_with
 from turnout.placement.stacks import where
-from turnout.train.backend import TrainBackend
+from turnout.train.backend import Copying, TrainBackend
 from turnout.train.batch_bytes import samples_of
 from turnout.train.data_transport import read_data
 from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
@@ -57,11 +58,15 @@ class Rank:
             "tensor": self._tensor,
             "save": lambda call: self._done(self.backend.save(Path(call["folder"]))),
             "load": lambda call: self._done(self.backend.load(Path(call["folder"]))),
+            "copy": self._copy,
+            "written": self._written,
         }
+        self._copied: Callable[[Path], None] | None = None
+        self._writing: Future[None] | None = None
 
     def answer(self, call: Message) -> Message:
         """The result of a call. One between the tensors of an export ends the export."""
-        if call["call"] != "tensor":
+        if call["call"] not in ("tensor", "written"):
             self._export = iter(())
         return self._calls[call["call"]](call)
 
@@ -94,6 +99,34 @@ class Rank:
         os.environ.update({name: value for name, value in INTERFACE.items() if name not in os.environ})
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=self._rank, world_size=size, timeout=limit)
+
+    def _copy(self, call: Message) -> Message:  # noqa: ARG002
+        if not isinstance(self.backend, Copying):
+            raise TypeError(f"{type(self.backend).__name__} makes no copies")
+        self._copied = self.backend.copied()
+        return {}
+
+    def write(self, folder: Path) -> None:
+        """Begins to write the copy on another thread, beside what is computed."""
+        copied, self._copied = self._copied, None
+        future = self._writing = Future[None]()
+
+        def work() -> None:
+            try:
+                if copied is None:
+                    raise RuntimeError("there is no copy to write")
+                future.set_result(copied(folder))
+            except Exception as error:  # noqa: BLE001 - told to who asks whether it is written
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True, name="checkpoint").start()
+
+    def _written(self, call: Message) -> Message:  # noqa: ARG002
+        """Whether the copy is written, or what went wrong: no fault of this call, the trainer goes on."""
+        if self._writing is None or not self._writing.done():
+            return {"done": False, "fault": None}
+        error = self._writing.exception()
+        return {"done": True, "fault": None if error is None else fault_row(error)}
 
     def _train(self, call: Message) -> Message:
         samples = samples_of(read_data(call["data"]))
@@ -145,6 +178,8 @@ def serve(rank: Rank, wire: Wire) -> NoReturn:
                 call = wire.receive()
                 if call["call"] == "where":
                     wire.send({"where": where(main)})
+                elif call["call"] == "write":
+                    rank.write(Path(call["folder"]))
                 else:
                     calls.put(call)
         except WireClosed:

@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from turnout.core.errors import InvariantBroken, TrainerLost
+from turnout.core.errors import InvariantBroken, TrainerLost, TrainError
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.placement.processes import last_words
 from turnout.train.backend import StepReport
@@ -33,9 +33,11 @@ from turnout.train.rank_wire import Message, WireClosed, error_of
 from turnout.train.settings import TrainerSettings
 from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor
 
+WRITTEN_S = 0.2  # between two questions whether a copy is written
 SETTLE_S = 2.0  # from the first sign of a failure until the others have said theirs
 LAST_LOOK_S = 1.0  # for ranks to say where they are once a call has failed
 LOOK_S = 2.0  # between two looks at where ranks are that have not answered
+BETWEEN = ("tensor", "written")  # calls that an export goes on over
 TOGETHER = (
     "distributed_c10d.py",
     "collectives.py",
@@ -109,6 +111,24 @@ class RankedBackend:
     def save(self, folder: Path) -> None:
         self._call("save", {"folder": str(folder)})
 
+    def copied(self) -> Callable[[Path], None]:
+        """As Copying's: each rank copies its part, and writes it beside what it computes. The end of that is asked
+        for between calls, and so is told after the one that is under way then."""
+        self._call("copy", {})
+        return self._write
+
+    def _write(self, folder: Path) -> None:
+        for wire in self._ranks.wires:
+            with suppress(WireClosed):  # told by the next call
+                wire.send({"call": "write", "folder": str(folder)})
+        told = self._call("written", {})
+        while not all(answer["done"] for answer in told.values()):
+            time.sleep(WRITTEN_S)
+            told = self._call("written", {})
+        for rank, answer in sorted(told.items()):
+            if (row := answer["fault"]) is not None:
+                raise error_of(row) or TrainError(f"{self._ranks.processes[rank].name}: {row['text']}")
+
     def load(self, folder: Path) -> None:
         self._done(self._call("load", {"folder": str(folder)}))
 
@@ -137,7 +157,7 @@ class RankedBackend:
         with self._lock:
             if self._lost is not None:
                 raise TrainerLost(f"no {phase}: {self._lost}")
-            if phase != "tensor":
+            if phase not in BETWEEN:
                 self._exports += 1
             self._calls += 1
             call = _Call(self._calls, phase, self._now() + self._ranks.plan.deadline_s)

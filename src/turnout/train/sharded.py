@@ -77,6 +77,12 @@ class ShardedBackend(TrainStep):
         pieces = self._adamw.pieces()
         save_state(folder, pieces, self.counters, dist.get_rank(), dist.get_world_size())
 
+    def copied(self) -> Callable[[Path], None]:
+        """As Copying's, of this rank's part; writing it takes no other rank."""
+        pieces, counters = [piece.copied() for piece in self._adamw.pieces()], self.counters
+        rank, size = dist.get_rank(), dist.get_world_size()
+        return lambda folder: save_state(folder, pieces, counters, rank, size)
+
     def load(self, folder: Path) -> None:
         """As TrainBackend's; where one rank finds a fault no rank changes anything, and all raise."""
         fault: ModelError | None = None

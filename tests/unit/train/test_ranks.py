@@ -169,6 +169,21 @@ def test_a_rank_that_stands_long_is_known_while_the_others_wait(tmp_path: Path) 
     assert all("trainer rank 1" in line for line in seen) and not scripted.places
 
 
+def test_a_copy_that_cannot_be_written_is_no_end_of_the_ranks(tmp_path: Path) -> None:
+    full = fault_row(OSError(28, "No space left on device", "f"))
+
+    def script(rank: int, call: Message) -> Message | None:
+        if call["call"] == "written":
+            return {"result": {"done": True, "fault": full if rank else None}}
+        return FINE if call["call"] != "write" else None
+
+    backend, scripted = made(script, tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        backend.copied()(tmp_path)
+    backend.save(tmp_path)
+    assert not scripted.killed
+
+
 def test_an_export_that_another_call_cuts_says_so(tmp_path: Path) -> None:
     def script(rank: int, call: Message) -> Message:
         if call["call"] == "tensor" and rank == 0:
