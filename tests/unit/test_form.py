@@ -31,6 +31,7 @@ BROAD_ALLOWED = {
         "guarded",
     ): "ends the process: a rank must not go on without a thread of its own",
     ("train/rank.py", "serve"): "the error travels to the controller, which decides what it means",
+    ("train/rank.py", "work"): "on a thread: told to the controller when it asks whether the copy is written",
 }
 
 
