@@ -190,8 +190,8 @@ def trainer_is_divided(c: RunConfig) -> Iterator[Fault]:
 
 
 def one_machine(c: RunConfig) -> Iterator[Fault]:
-    """All processes of a run are local."""
-    actor, rollout = c.actor_gpus, c.rollout_gpus
+    """All processes of a run are local; a run of one half needs the devices of that."""
+    actor, rollout = 0 if c.debug_rollout_only else c.actor_gpus, 0 if c.train_only else c.rollout_gpus
     needed = max(actor, rollout) if c.colocate else actor + rollout
     if c.num_gpus_per_node is not None and needed > c.num_gpus_per_node:
         both = f"the trainer has {actor} and the engines {rollout}"

@@ -18,7 +18,8 @@ def roster(config: RunConfig) -> tuple[EnginePlan, ...]:
     are numbers of this machine."""
     if config.external:
         return plans_of(config.rollout_external_engine_addrs, ADDRESSES)
-    wanted = Wanted(config.actor_gpus, config.groups, config.colocate)
+    only = "rollout" if config.debug_rollout_only else ""
+    wanted = Wanted(config.actor_gpus, config.groups, config.colocate, only=only)
     layout = place(wanted, [Device("localhost", index) for index in range(sizes(wanted).total)])
     return tuple(_plan(config, seat) for seat in layout.seats)
 

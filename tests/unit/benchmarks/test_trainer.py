@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from benchmarks.trainer_sides import padded_loss
 from benchmarks.trainer_work import GROUP, WORK, samples_of
+
 from tests.train_models import make_model, make_samples, reference_logprobs, reference_loss, reference_model
 from turnout.train.settings import LossSettings
 

@@ -418,6 +418,8 @@ REFUSED = [
 ]
 
 ACCEPTED = [
+    ["--num-gpus-per-node", "1", "--debug-rollout-only"],
+    ["--num-gpus-per-node", "1", "--rollout-num-engines", "2", "--load-debug-rollout-data", "quick.yaml"],
     [],
     ["--colocate", "--rollout-num-gpus", "2", "--num-gpus-per-node", "2"],
     ["--colocate", *ASYNC],

@@ -37,6 +37,7 @@ def test_engines_of_all_groups_after_the_trainer_or_on_its_devices(config):
         ("actor.regular1-0", (1,)), ("actor.regular1-1", (2,)), ("actor.regular3-0", (4, 5)),
     ]  # fmt: skip
     assert [plan.devices for plan in roster(config(colocate=True))] == [(0,), (1,), (3, 4)]
+    assert [plan.devices for plan in roster(config(debug_rollout_only=True))] == [(0,), (1,), (3, 4)]
     assert [plan.running for plan in roster(config(engine_max_running_requests=9))] == [9, 9, inf]
     alike = RunConfig.model_validate(REQUIRED | {"rollout_num_engines": 2})
     assert [(plan.engine_id, plan.devices) for plan in roster(alike)] == [
