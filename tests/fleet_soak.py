@@ -1,9 +1,11 @@
 """A run that is never left in peace: `python -m tests.fleet_soak --minutes 10 --json FILE`.
 
-examples/tiny.yaml, async, two prefill and two decode engines, with --use-fault-tolerance and --engine-linger. Every
-5 s something befalls it, drawn by a seed: a SIGKILL or a SIGSTOP of some seconds for an engine of either half, all
-requests of an engine aborted by somebody else, an engine paused by somebody else, a SIGKILL or SIGTERM of the
-controller, which is then started again by the same command. Then the same run without faults, for half of the time.
+examples/tiny.yaml, async, two prefill and two decode engines, with --use-fault-tolerance and --engine-linger, and
+an engine of somebody else, added by `turnout engines add` to each life of the controller. Every 5 s something
+befalls it, drawn by a seed: a SIGKILL or a SIGSTOP of some seconds for an engine of either half, the external one
+killed and replaced at its address, all requests of an engine aborted by somebody else, an engine paused by somebody
+else, a SIGKILL or SIGTERM of the controller, which is then started again by the same command. Then the same run
+without faults, for half of the time.
 
 The JSON: by kind of fault how many, in which phases, seconds until it was made up for (killed engines: until they
 attest again; all else: the next train step); the steps per minute of both runs; memory and open files of the
@@ -18,6 +20,7 @@ import json
 import os
 import random
 import signal
+import socket
 import tempfile
 import time
 import urllib.error
@@ -31,6 +34,11 @@ from typing import Any
 
 from benchmarks.machine import describe
 from benchmarks.recovery import Row, Run
+
+from tests.engine_process import EngineProcess
+from turnout.placement.real import DiskStore
+from turnout.protocol.engine_requests import ASKED, FOLDER, EngineRequest
+from turnout.train.model_zoo import resolve_checkpoint
 
 EVERY_S, LATE_S, STOP_S = 5.0, 120.0, (1.0, 8.0)
 PHASES = {
@@ -47,6 +55,7 @@ WEIGHTS = {  # of kinds
     "decode_sigkill": 2,
     "prefill_sigstop": 4,
     "decode_sigstop": 4,
+    "external_sigkill": 2,
     "requests_aborted": 4,
     "engine_paused": 4,
     "controller_sigkill": 1,
@@ -119,11 +128,44 @@ class Fault:
             self.healed_s = round(healed["at"] - self.at, 2)
 
 
+class Outsider:
+    """The engine of somebody else: always at one port, whatever process serves there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lives = folder, 0
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.name = f"127.0.0.1:{self.port}"
+        self._start()
+
+    def _start(self) -> None:
+        self._lives += 1
+        work = self._folder / f"external-{self._lives}"
+        work.mkdir()
+        flags = ("--port", str(self.port), "--threads", "1", "--allowed-root", str(self._folder))
+        self.process = EngineProcess(resolve_checkpoint("tiny:llama"), work, *flags)
+
+    def replace(self) -> None:
+        self.process.kill()
+        self._start()
+
+    def joins(self, run: Path, story: Story) -> None:
+        """Has the run ask it, once in each life of the controller: commands are not remembered."""
+        rows = story.look()
+        last = max((at for at, row in enumerate(rows) if row["event"] == "RunStarted"), default=0)
+        name = f"soak-{sum(row['event'] == 'RunStarted' for row in rows)}"
+        begun = any(row["event"] == "GroupTaken" for row in rows[last:])
+        known = any(row.get("engine") == self.name for row in rows[last:])
+        if begun and not known and not list((run / FOLDER).glob(f"{name}.*")):
+            request = EngineRequest("add", (self.name,))
+            DiskStore().publish_file(run / FOLDER / f"{name}{ASKED}", request.encode())
+
+
 class Trouble:
     """Draws faults, does them, and sees them made up for."""
 
-    def __init__(self, run: Run, seed: int) -> None:
-        self._run, self._rng = run, random.Random(seed)
+    def __init__(self, run: Run, seed: int, outsider: Outsider) -> None:
+        self._run, self._rng, self._outsider = run, random.Random(seed), outsider
         self.story, self.faults = Story(run.folder / "events.jsonl"), list[Fault]()
         self._later: list[tuple[float, Callable[[], None]]] = []
 
@@ -132,6 +174,9 @@ class Trouble:
         fault = Fault(kind, self.story.phase(), time.time())
         if kind.startswith("controller"):
             self._controller(signal.SIGKILL if kind.endswith("kill") else signal.SIGTERM)
+        elif kind.startswith("external"):
+            fault.engine = self._outsider.name
+            self._outsider.replace()
         else:
             half = kind.partition("_")[0]
             sides = (half,) if half in ("prefill", "decode") else ("prefill", "decode")
@@ -166,6 +211,7 @@ class Trouble:
 
     def look(self) -> None:
         now = time.time()
+        self._outsider.joins(self._run.folder, self.story)
         for at, act in list(self._later):
             if now >= at:
                 self._later.remove((at, act))
@@ -216,8 +262,9 @@ def used(pid: int) -> Row:
 
 def lived(folder: Path, seconds: float, seed: int | None) -> tuple[Row, list[Fault]]:
     """One run for so long; `seed` None: without faults."""
+    outsider = Outsider(folder)
     run = Run(folder / "run", *words(folder))
-    trouble = Trouble(run, 0 if seed is None else seed)
+    trouble = Trouble(run, 0 if seed is None else seed, outsider)
     story, samples = trouble.story, list[Row]()
     run.wait("the first step", story.steps)
     begun, before = time.time(), story.steps()
@@ -239,6 +286,7 @@ def lived(folder: Path, seconds: float, seed: int | None) -> tuple[Row, list[Fau
             trouble.look()
     finally:
         run.end()
+        outsider.process.kill()
     summary = json.loads((run.folder / "summary.json").read_text())
     told = {"steps_per_minute": round(60 * steps / seconds, 1), "controller": flat(samples)}
     told |= {name: summary[name] for name in ("status", "groups", "audit", "incarnations")}

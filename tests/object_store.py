@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from moto.server import ThreadedMotoServer
+
+from tests.proxies import Proxy
 
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
@@ -44,52 +45,35 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
-class AnswerLoser:
+class AnswerLoser(Proxy):
     """Passes whole connections on to a server, one request each. `lose`: of requests whose head holds this text,
     the next `count` are carried out and their answers dropped."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.removeprefix("http://").partition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.lose, self.count, self.lost = b"", 0, 0
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        super().__init__(target, self._one)
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
-
-    def _pass_on(self, client: socket.socket) -> None:
+    def _one(self, client: socket.socket, server: socket.socket) -> None:
         client.settimeout(20)
-        with client, socket.create_connection(self._target, timeout=20) as server:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                piece = client.recv(65536)
-                if not piece:
-                    return
-                head += piece
-            top, _, body = head.partition(b"\r\n\r\n")
-            lines = [line for line in top.split(b"\r\n") if not line.lower().startswith(b"connection:")]
-            sizes = [line.split(b":")[1] for line in lines if line.lower().startswith(b"content-length:")]
-            server.sendall(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)
-            left = int(sizes[0]) - len(body) if sizes else 0
-            while left > 0:
-                piece = client.recv(65536)
-                server.sendall(piece)
-                left -= len(piece)
-            answer = b""
-            while piece := server.recv(65536):
-                answer += piece
-            if self.count and self.lose in top:
-                self.count, self.lost = self.count - 1, self.lost + 1
+        head = b""
+        while b"\r\n\r\n" not in head:
+            piece = client.recv(65536)
+            if not piece:
                 return
-            client.sendall(answer)
+            head += piece
+        top, _, body = head.partition(b"\r\n\r\n")
+        lines = [line for line in top.split(b"\r\n") if not line.lower().startswith(b"connection:")]
+        sizes = [line.split(b":")[1] for line in lines if line.lower().startswith(b"content-length:")]
+        server.sendall(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)
+        left = int(sizes[0]) - len(body) if sizes else 0
+        while left > 0:
+            piece = client.recv(65536)
+            server.sendall(piece)
+            left -= len(piece)
+        answer = b""
+        while piece := server.recv(65536):
+            answer += piece
+        if self.count and self.lose in top:
+            self.count, self.lost = self.count - 1, self.lost + 1
+            return
+        client.sendall(answer)

@@ -7,22 +7,21 @@ import socket
 import threading
 import time
 
+from tests.proxies import Proxy
+
 PIECE = 65536
 
 
-class ThrottledProxy:
+class ThrottledProxy(Proxy):
     """Passes connections on to a server; `delay_s` before each answer, `rate` bytes per second over all of them.
     `passed` counts bytes of answers. While the network is `split` nothing passes, and no connection ends."""
 
     def __init__(self, target: str, delay_s: float = 0.0, rate: float = 1e12) -> None:
-        host, _, port = target.removeprefix("http://").partition(":")
-        self._target, self._delay_s, self._rate = (host, int(port)), delay_s, rate
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._delay_s, self._rate = delay_s, rate
         self.passed, self._free_at, self._lock = 0, 0.0, threading.Lock()
         self._whole = threading.Event()
         self._whole.set()
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__(target, self._both)
 
     def split(self) -> None:
         self._whole.clear()
@@ -30,18 +29,9 @@ class ThrottledProxy:
     def heal(self) -> None:
         self._whole.set()
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._target, timeout=60)
-            except OSError:
-                return
-            for body in (self._up, self._down):
-                threading.Thread(target=body, args=(client, server), daemon=True).start()
+    def _both(self, client: socket.socket, server: socket.socket) -> None:
+        threading.Thread(target=self._up, args=(client, server), daemon=True).start()
+        self._down(client, server)
 
     def _up(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -57,8 +47,6 @@ class ThrottledProxy:
                 time.sleep(self._delay_s + self._turn(len(piece)))
                 self._whole.wait()
                 client.sendall(piece)
-        for end in (client, server):
-            end.close()
 
     def _turn(self, count: int) -> float:
         """How long this piece waits for those before it."""
