@@ -121,15 +121,16 @@ def sync_trains_the_current_version(log: Sequence[Event]) -> Iterator[str]:
 def commits_are_attested(log: Sequence[Event]) -> Iterator[str]:
     """Invariant 5: a version is committed only after every required engine that was not fenced meanwhile computed
     the published root digest itself, from its memory or by checksum (in a run that trusts labels: named it), and
-    these were enough (where they follow, by enough of them). The base is required of every engine that is ready; a
-    run without engines commits by itself what it publishes for none."""
+    these were enough (where they follow, by enough of them). The base is required of every engine that is ready
+    in its incarnation; a run without engines commits by itself what it publishes for none."""
     base = base_version(log)
     trusted = TRUSTED_LEVELS
     updates: dict[str, _Required] = {}
     ready: set[str] = set()
     for event in log:
-        if isinstance(event, RunStarted) and event.trust_label:
-            trusted = TRUSTED_LEVELS | {"label"}
+        if isinstance(event, RunStarted):
+            ready.clear()
+            trusted = TRUSTED_LEVELS | {"label"} if event.trust_label else trusted
         elif isinstance(event, EngineReady) and event.updated:
             ready.add(event.engine)
         elif isinstance(event, VersionPublished):

@@ -30,6 +30,7 @@ from turnout.core.events import (
 from turnout.core.version import WeightVersion
 from turnout.observe.audit import MAX_DETAILS, RULES, audit, count_groups
 from turnout.observe.audit_models import models_summary
+from turnout.observe.audit_versions import commits_are_attested
 
 ENGINES = ["engine-0", "engine-1"]
 
@@ -493,3 +494,15 @@ def test_groups_that_were_cut_requeued_and_left_in_flight_are_right_when_they_go
     again = RunStarted("run", 2, 7, "sync", 0, resumed_at=0)
     log = inserted(log, GroupCompleted, again, GroupResumed("g0b", 7), at=1)
     assert "cut_groups_keep_their_tokens" in audit(log).passed
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_the_base_is_required_of_the_engines_of_its_incarnation(also):
+    """One that was added by a command is not remembered by the next incarnation, and never held the base."""
+    label, root = "v000000-" + "0" * 16, "0" * 32
+    proved = VersionAttested("e0", label, root, "memory")
+    begins = [EngineReady("e0", "", 1, "none"), proved, VersionCommitted(label)]
+    started = [RunStarted("run", incarnation, 1, "async", 2) for incarnation in (0, 1)]
+    late = EngineReady("late", "", None, "none")
+    log = [started[0], *begins, late, started[1], *([late] if also else []), *begins]
+    assert [why.rpartition(" ")[2] for why in commits_are_attested(log)] == (["late"] if also else [])
