@@ -423,6 +423,7 @@ def resumed(behind: int = 2) -> list:
     return [
         *log,
         RunStarted("run", 2, 7, "sync", 0, resumed_at=behind),
+        *(EngineReady(engine, "", 1, "none") for engine in ENGINES),
         *(VersionAttested(engine, label(0), root(0), "memory") for engine in ENGINES),
         VersionCommitted(label(0)),
         VersionPublished(first.label, 2, 9, first.root, behind, 1000, ENGINES),
