@@ -2,7 +2,7 @@
 
 A group's shared prompt is computed once where its samples stay together, so whole groups go to ranks, the costly
 ones first, each to the rank with the least work. Where that leaves a rank with much more than its share, its
-costliest group is halved, as long as this lowers the highest load.
+costliest group is halved, and again; what gave the lowest highest load is taken.
 
 Promises: every sample is on exactly one rank; every rank makes the same number of micro-batches, empty ones
 where it has fewer, so that their collective calls match; the same shapes give the same plan.
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from turnout.train.packing import Member, MicroBatch, SampleShape, Unit, plan_micro_batches
 
 Wide = NDArray[np.float64]
+Piece = tuple[float, list[int]]  # the cost of samples that stay together, and their indices
+HALVINGS = 8  # at most so many for each rank
 SLACK = 1.05  # highest load over the mean one that is left alone: halving a group computes its prompt twice
 
 
@@ -56,36 +58,38 @@ def balance(shapes: Sequence[SampleShape], ranks: int) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for index, shape in enumerate(shapes):
         groups.setdefault(shape.prompt_number, []).append(index)
-    pieces = list(groups.values())
-    best = _place(pieces, shapes, ranks)
-    while True:
-        loads = [sum(_cost(piece, shapes) for piece in rank) for rank in best]
-        highest = max(loads)
-        wide = [piece for piece in best[loads.index(highest)] if len(piece) > 1]
-        if highest <= SLACK * sum(loads) / ranks or not wide:
+    pieces = [(_cost(group, shapes), group) for group in groups.values()]
+    best = tried = _place(pieces, ranks)
+    for _ in range(HALVINGS * ranks):
+        highest = max(tried, key=_load)
+        wide = [piece for piece in highest if len(piece[1]) > 1]
+        if _load(highest) <= SLACK * sum(map(_load, tried)) / ranks or not wide:
             break
-        largest = max(wide, key=lambda piece: (_cost(piece, shapes), -piece[0]))
-        pieces = [p for rank in best for p in rank if p is not largest] + _halves(largest, shapes)
-        tried = _place(pieces, shapes, ranks)
-        if max(sum(_cost(piece, shapes) for piece in rank) for rank in tried) >= highest:
-            break
-        best = tried
-    return [sorted(index for piece in rank for index in piece) for rank in best]
+        largest = max(wide, key=lambda piece: (piece[0], -piece[1][0]))
+        halves = [(_cost(half, shapes), half) for half in _halves(largest[1], shapes)]
+        pieces = [piece for piece in pieces if piece is not largest] + halves
+        tried = _place(pieces, ranks)
+        if max(map(_load, tried)) < max(map(_load, best)):
+            best = tried
+    return [sorted(index for _, piece in rank for index in piece) for rank in best]
+
+
+def _load(rank: Sequence[Piece]) -> float:
+    return sum(cost for cost, _ in rank)
 
 
 def _cost(piece: Sequence[int], shapes: Sequence[SampleShape]) -> float:
     return Unit(shapes[piece[0]].prompt, tuple(Member(i, shapes[i].response) for i in piece)).cost
 
 
-def _place(pieces: list[list[int]], shapes: Sequence[SampleShape], ranks: int) -> list[list[list[int]]]:
+def _place(pieces: Sequence[Piece], ranks: int) -> list[list[Piece]]:
     """Longest processing time first (Graham 1969): the costliest piece to the rank with the least work."""
-    placed: list[list[list[int]]] = [[] for _ in range(ranks)]
+    placed: list[list[Piece]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
-    costs = [_cost(piece, shapes) for piece in pieces]
-    for number in sorted(range(len(pieces)), key=lambda n: (-costs[n], pieces[n][0])):
+    for piece in sorted(pieces, key=lambda piece: (-piece[0], piece[1][0])):
         rank = min(range(ranks), key=lambda r: (loads[r], r))
-        placed[rank].append(pieces[number])
-        loads[rank] += costs[number]
+        placed[rank].append(piece)
+        loads[rank] += piece[0]
     return placed
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.ranks import Ranks
 from tests.train_models import batch_of, gradients, make_model, make_samples, settings_for
+from turnout.core.errors import ConfigError, ModelError
 from turnout.train.local import LocalBackend
+from turnout.train.model import read_config
 from turnout.train.settings import AdvantageSettings, OffPolicy
 from turnout.train.sharded import ShardedBackend
+from turnout.train.sharded_model import check_split
 
 WORLDS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # data parallel x tensor parallel
+TWICE = 3  # steps that are taken twice
 WORDS = 98  # divisible by 2, not by 4: FSDP pads
 
 
@@ -104,3 +110,202 @@ def test_met_01_a_steps_numbers_are_those_of_one_process_on_any_split(tmp_path, 
             assert found.keys() == expected.keys()
             for name in expected.keys() - apart:
                 assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), (size, name)
+
+
+def train_job(settings, batches):
+    """Reports, the weights at the end (none but on rank 0) and log-probs; of a second backend, after fewer steps,
+    reports and weights, and the weights that the first had then."""
+    runs, early, answers = [], {}, []
+    for count in (len(batches), TWICE):
+        backend, reports = ShardedBackend(settings), []
+        for batch in batches[:count]:
+            reports.append(replace(backend.train(batch), **NO_SECONDS))
+            if len(reports) == TWICE < count:
+                early = weights(backend)
+        runs.append((reports, weights(backend)))
+        answers = answers or backend.logprobs(batches[0].samples)
+    return *runs[0], answers, early, runs[1]
+
+
+NO_SECONDS = dict.fromkeys(
+    ("seconds_forward", "seconds_backward", "seconds_optimizer", "seconds_total"), 0.0
+)  # the only thing that ranks may tell differently
+
+
+def assert_same_weights(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for name, bits in expected.items():
+        np.testing.assert_allclose(
+            found[name].view(np.float32), bits.view(np.float32), err_msg=name, **tolerance
+        )
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """20 optimizer steps, two a train step, with everything that crosses ranks, and one process's answer."""
+    folder = tmp_path_factory.mktemp("long")
+    settings = settings_for(
+        make_model(folder / "policy", "qwen3", words=WORDS),
+        reference=make_model(folder / "reference", "qwen3", seed=3, words=WORDS),
+        kl_coef=0.1,
+        lr=2e-3,
+        weight_decay=0.05,
+        clip_grad=0.5,
+        schedule="cosine",
+        total_steps=20,
+        samples_per_optimizer_step=6,
+        max_tokens_per_micro_batch=40,
+        deterministic=True,
+    )
+    batches = [batch_of(make_samples(seed=70 + i, groups=3, members=4), i) for i in range(10)]
+    try:
+        backend = LocalBackend(settings)
+        reports = [replace(backend.train(batch), **NO_SECONDS) for batch in batches]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return settings, batches, reports, weights(backend), backend.logprobs(batches[0].samples)
+
+
+@pytest.mark.parametrize("world", [(2, 1), (2, 2)], ids=str)
+def test_twenty_steps_equal_one_process_and_twice_are_equal_bits(ranks, long_run, world):
+    settings, batches, expected, final, logprobs = long_run
+    found = ranks.run(world[0] * world[1], train_job, sharded(settings, world), batches)
+    reports, mine, answers, early, again = found[0]
+    assert reports[:TWICE] == again[0]
+    assert len(early) > 0 and all(np.array_equal(early[name], again[1][name]) for name in early)
+    for other in found[1:]:  # the same on all ranks, to the last bit, but that one of them has the weights
+        assert other[0] == reports and other[1] == {}
+        assert all(np.array_equal(a, b) for a, b in zip(other[2], answers, strict=True))
+    for one, other in zip(reports, expected, strict=True):
+        a, b = one.metrics(), other.metrics()
+        for name in a.keys() - {"rows", "micro_batches"}:
+            assert a[name] == pytest.approx(b[name], rel=2e-3, abs=2e-4), (one.step, name)
+    assert_same_weights(mine, final, rtol=2e-2, atol=2e-4)
+    for a, b in zip(answers, logprobs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def poisoned_job(settings, good, bad):
+    backend = ShardedBackend(settings)
+    backend.train(good)
+    before = {name: m.clone() for name, m in backend._adamw._masters.items()}
+    report = backend.train(bad)
+    kept = all(torch.equal(before[name], m) for name, m in backend._adamw._masters.items())
+    return report.skipped_nonfinite, kept, backend.train(good).optimizer_steps, backend._adamw.steps
+
+
+def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(tmp_path, ranks):
+    settings = sharded(settings_for(make_model(tmp_path, words=WORDS)), (2, 2))
+    good = make_samples(seed=35)
+    bad = (replace(good[0], advantages=(math.inf,) * len(good[0].response_ids)), *good[1:])
+    found = ranks.run(4, poisoned_job, settings, batch_of(good), batch_of(bad))
+    assert found == [(1, True, 1, 2)] * 4
+
+
+def errors_job(settings, batch):
+    backend = ShardedBackend(settings)
+    with pytest.raises(ConfigError) as caught:
+        backend.train(batch)
+    return str(caught.value), backend.train(batch_of([])).skipped_empty
+
+
+def test_a_sequence_above_the_budget_is_refused_on_all_ranks_alike(tmp_path, ranks):
+    settings = settings_for(make_model(tmp_path, words=WORDS), max_tokens_per_micro_batch=12)
+    batch = batch_of(make_samples(seed=1, longest=30))
+    with pytest.raises(ConfigError) as caught:
+        LocalBackend(settings).train(batch)
+    found = ranks.run(2, errors_job, sharded(settings, (2, 1)), batch)
+    assert found == [(str(caught.value), 1)] * 2
+
+
+def precise_job(settings, batches):
+    backend = ShardedBackend(settings)
+    reports = [backend.train(batch) for batch in batches]
+    masters = {master.dtype for master in backend._adamw._masters.values()}
+    return [r.loss for r in reports], masters, weights(backend), reports[-1].grad_norm
+
+
+def test_bf16_is_near_one_process_in_bf16_and_masters_stay_fp32(tmp_path, ranks):
+    folder = make_model(tmp_path, dtype=torch.bfloat16, words=WORDS)
+    settings = settings_for(folder, dtype="bfloat16", gradient_checkpointing=True, lr=1e-3)
+    batches = [batch_of(make_samples(seed=7 + i), i) for i in range(2)]
+    backend = LocalBackend(settings)
+    expected = [backend.train(batch) for batch in batches]
+    losses, masters, mine, norm = ranks.run(4, precise_job, sharded(settings, (2, 2)), batches)[0]
+    assert masters == {torch.float32}
+    assert losses == pytest.approx([r.loss for r in expected], rel=0.05, abs=0.02)
+    assert norm == pytest.approx(expected[-1].grad_norm, rel=0.1)
+    for name, bits in weights(backend).items():
+        a, b = (torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).float() for x in (mine[name], bits))
+        assert mine[name].dtype == np.uint16
+        assert torch.linalg.vector_norm(a - b) < 0.02 * torch.linalg.vector_norm(b), name
+
+
+def resharding_job(settings, load, save, batch):
+    backend = ShardedBackend(settings)
+    backend.train(batch)  # another history, which load must replace
+    backend.load(load)
+    report = backend.train(batch)
+    backend.save(save)
+    return report.step, report.lr, backend.steps_done, weights(backend)
+
+
+def test_a_state_goes_on_at_any_number_of_ranks(tmp_path, ranks):
+    settings = settings_for(
+        make_model(tmp_path / "model", "qwen3_moe", tied=False, words=WORDS),
+        lr=1e-3, schedule="cosine", warmup_steps=1, total_steps=9,
+    )  # fmt: skip
+    batches = [batch_of(make_samples(seed=60 + i, groups=2), i) for i in range(6)]
+    straight, local = LocalBackend(settings), LocalBackend(settings)
+    straight.train(batches[0])
+    local.train(batches[0])
+    folders = [tmp_path / f"state-{i}" for i in range(6)]
+    for folder in folders:
+        folder.mkdir()
+    local.save(folders[0])
+    for number, world in enumerate([(2, 1), (4, 1), (2, 2), (1, 1)], 1):
+        expected = straight.train(batches[number])
+        found = ranks.run(
+            world[0] * world[1],
+            resharding_job, sharded(settings, world), folders[number - 1], folders[number], batches[number],
+        )  # fmt: skip
+        assert found[0][:3] == (number, expected.lr, number + 1)
+        assert_same_weights(found[0][3], weights(straight), rtol=1e-3, atol=1e-5)
+    assert len(list(folders[3].iterdir())) == 4 * 3 + 1
+    again = LocalBackend(settings)
+    again.load(folders[4])
+    for kind, buffer in straight._flat.state.items():
+        torch.testing.assert_close(again._flat.state[kind], buffer, rtol=1e-3, atol=1e-5, msg=kind)
+    assert again.counters == straight.counters
+    assert_same_weights(weights(again), found[0][3], rtol=0, atol=0)
+
+
+def refused_job(settings, folder, hide):
+    backend = ShardedBackend(settings)
+    if hide and dist.get_rank() == 1:
+        folder = folder / "not-there"
+    before = {name: m.clone() for name, m in backend._adamw._masters.items()}
+    with pytest.raises(ModelError) as caught:
+        backend.load(folder)
+    assert all(torch.equal(before[name], m) for name, m in backend._adamw._masters.items())
+    return str(caught.value)
+
+
+def test_a_state_that_one_rank_cannot_read_changes_no_rank(tmp_path, ranks):
+    settings = settings_for(make_model(tmp_path / "model", words=WORDS))
+    LocalBackend(settings).save(tmp_path)
+    found = ranks.run(2, refused_job, sharded(settings, (2, 1)), tmp_path, True)
+    assert "1 of the trainer's ranks cannot read it" in found[0]
+    assert "not-there/trainer.json: cannot be read" in found[1]
+
+
+def test_what_a_model_cannot_be_split_by_is_refused_with_what_divides(tmp_path):
+    settings = settings_for(make_model(tmp_path, words=99))
+    with pytest.raises(ConfigError) as caught:
+        check_split(read_config(tmp_path), sharded(settings, (1, 4)))
+    assert [(f.where, f.value) for f in caught.value.faults] == [("--tensor-model-parallel-size", "4")] * 2
+    assert "key-value heads, 2, cannot be split by it" in str(caught.value)
+    assert "vocabulary, 99, cannot be split by it -> one of 1" in str(caught.value)
+    check_split(read_config(tmp_path), sharded(settings, (4, 1)))
+    with pytest.raises(ConfigError, match="--expert-model-parallel-size = 2"):
+        check_split(read_config(tmp_path), replace(settings, ranks=2, expert_parallel=2))
