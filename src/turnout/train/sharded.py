@@ -1,7 +1,8 @@
 """The trainer of one of several ranks: the train step of turnout.train.step on this rank's part of the parameters.
 
 Every rank makes the same call with the same arguments at the same time; what is its own part of a batch follows
-from its rank. The process group is there before, and its timeout is the deadline of every collective call.
+from its rank. The process group is there before; who asks the ranks has the deadline (turnout.train.ranked), for a
+collective call of a part of them waits as long as torch lets it.
 
 Promises: those of turnout.train.step, with the same report on every rank (but for its seconds); any number of ranks
 loads what any other saved, LocalBackend included.

@@ -26,9 +26,7 @@ WORDS = 98  # divisible by 2, not by 4: FSDP pads
 
 @pytest.fixture(scope="module")
 def ranks():
-    started = Ranks()
-    yield started
-    started.close()
+    return Ranks()
 
 
 def sharded(settings, world):
