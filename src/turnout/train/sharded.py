@@ -1,7 +1,7 @@
 """The trainer of one of several ranks: the train step of turnout.train.step on this rank's part of the parameters.
 
 Every rank makes the same call with the same arguments at the same time; what is its own part of a batch follows
-from its rank. The process group is there before; who asks the ranks has the deadline (turnout.train.ranked), for a
+from its rank. The process group is there before; who asks the ranks has the deadline (turnout.train.ranks), for a
 collective call of a part of them waits as long as torch lets it.
 
 Promises: those of turnout.train.step, with the same report on every rank (but for its seconds); any number of ranks
@@ -62,9 +62,7 @@ class ShardedBackend(TrainStep):
         kept: dict[str, Tensor | None] = {}
         for entry in self._entries:
             if entry.parameter not in kept:
-                if (
-                    len(kept) > 1
-                ):  # two at once: fused experts lie in two parameters, and are asked for in turn
+                if len(kept) > 1:  # fused experts lie in two parameters, and are asked for in turn
                     del kept[next(iter(kept))]
                 kept[entry.parameter] = self._adamw.gather(entry.parameter, self._dtype)
             whole = kept[entry.parameter]
