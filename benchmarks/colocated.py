@@ -5,9 +5,10 @@
 SmolLM2-135M in bf16. The engine is `turnout serve`'s process, the trainer this process. `held` is the PSS of the
 process tree, whole (clean pages of files too), plus what of the trainer's file lies in memory: dirty pages, or all
 of it on a tmpfs; it is read before a call and 1 s after it. `share` is how much of the bytes asked for came back.
-`growth` is what each holds after the last cycle less what it held after the fifth. An update by handle is the way
-of `--update-weight-transport tensor`: export, pack into shared memory, read, pack and digest in the engine,
-activate, attest; `copy` is the same bytes copied in memory by this process.
+`growth` is what each holds after the last cycle less what it held after the fifth, without clean pages of files,
+whose share in the PSS moves with other processes that map them. An update by handle is the way of
+`--update-weight-transport tensor`: export, pack into shared memory, read, pack and digest in the engine, activate,
+attest; `copy` is the same bytes copied in memory by this process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from benchmarks import machine
 from turnout.core.version import WeightVersion
 from turnout.observe.eventlog import EventLog
-from turnout.placement.footprint import file_bytes, tree
+from turnout.placement.footprint import file_bytes, pss_bytes, tree, tree_bytes
 from turnout.placement.real import DiskStore, RealClock
 from turnout.serving.launcher import Engine, EngineLaunch, launch
 from turnout.serving.weights_client import CACHE_TAGS, WEIGHT_TAGS, EngineWeights
@@ -111,8 +112,8 @@ async def measure(cycles: int, threads: int, scratch: Path) -> dict[str, Any]:
             updates.append(time.perf_counter() - sent)
             await engine.resume_memory(CACHE_TAGS, DEADLINE_S)
             ours[0].takes_s.append(resumed - began)
-            ours[0].after.append(held(process.process.pid or 0))
-            ours[1].after.append(held(os.getpid(), file))
+            ours[0].after.append(tree_bytes(process.process.pid or 0))
+            ours[1].after.append(pss_bytes(os.getpid()) + file_bytes(file))
     finally:
         await process.stop()
     weights = sum(tensor.nbytes for tensor in trainer.export())
