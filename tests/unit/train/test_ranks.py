@@ -210,9 +210,10 @@ def test_only_who_knows_the_secret_is_a_rank(tmp_path: Path) -> None:
         met = asyncio.ensure_future(
             rank_launch._met(listener, token, RankPlan(2, 1, tmp_path, 5.0), RealClock())
         )
-        strangers = [socket.create_connection(where) for _ in range(2)]
+        strangers = [socket.create_connection(where) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"x" * 70)
-        strangers[1].sendall(hello(0, "b" * 64))
+        for rank in (0, 1):
+            strangers[1 + rank].sendall(hello(rank, "b" * 64))
         ranks = [socket.create_connection(where) for _ in range(2)]
         ranks[1].sendall(hello(1, token))
         ranks[0].sendall(hello(0, token))
