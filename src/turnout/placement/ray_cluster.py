@@ -19,6 +19,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -77,7 +78,7 @@ class RayCluster:
             ray.init, address=address, namespace=self._plan.run, log_to_driver=False, configure_logging=False
         )
         try:
-            # not on the main thread, where it would take SIGTERM for itself
+            # not on the main thread, where it would take Python's handler of SIGTERM
             await self._call(f"the Ray cluster at {address}", connect)
         except (
             ConnectionError,
@@ -88,6 +89,9 @@ class RayCluster:
         ) as fault:
             reason = f"can't be connected to: {_line(fault)}"
             raise ConfigError(Fault("--ray-address", address, reason, "see `ray status` there")) from fault
+        signal.signal(
+            signal.SIGTERM, signal.getsignal(signal.SIGTERM)
+        )  # its library has put one before Python's
         self._ray = ray
         if self._plan.places:
             group, order = await self._placed(f"turnout-{self._plan.run}", self._plan.places)
