@@ -193,8 +193,8 @@ class TrainerThread:
 
     async def _lost(self, ranks: Ranks) -> None:
         how = await ranks.ended()
-        if ranks.busy:
-            await self._clock.sleep(RANKS_SAY_S)  # the call under way tells more
+        if ranks.busy or ranks.killed:
+            await self._clock.sleep(RANKS_SAY_S)  # the call under way, or that failed, tells more
         raise TrainerLost(f"the trainer failed between its calls: {how}")
 
     async def close(self) -> None:

@@ -63,6 +63,7 @@ class Ranks:
         self.plan, self.processes, self.wires = plan, processes, wires
         self.places: dict[int, str] = {}  # where ranks are that have not answered for a while
         self.busy = False  # a call is under way
+        self.killed = False  # by `kill`: whose call failed tells why
         self.file = new_file()  # tensors and log-probs come back in it, one at a time
         self._loop = asyncio.get_running_loop()
 
@@ -82,6 +83,7 @@ class Ranks:
 
     def kill(self) -> None:
         """Ends all at once, from any thread; they are reaped by `stop`."""
+        self.killed = True
         for process in self.processes:
             if process.alive:
                 signal_group(process.pid, signal.SIGKILL)

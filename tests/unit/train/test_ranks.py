@@ -17,6 +17,8 @@ import pytest
 
 from turnout.core.errors import ConfigError, Fault, InvariantBroken, ModelError, TrainerLost, TrainError
 from turnout.placement.real import RealClock
+from turnout.placement.tasks import first
+from turnout.schedule.parts import TrainerThread
 from turnout.train import rank_launch, ranks
 from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
 from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
@@ -31,11 +33,12 @@ class Scripted:
     """Two ranks that answer as a script says, in the form that RankedBackend takes."""
 
     def __init__(self, script: Script, folder: Path) -> None:
-        self.killed = False
         self.plan = RankPlan(2, 1, folder, 20.0)
-        self.file, self.busy, self.places = folder / "file", False, dict[int, str]()
+        self.file, self.busy, self.killed, self.places = folder / "file", False, False, dict[int, str]()
         self.processes = [
-            SimpleNamespace(name=f"trainer rank {n} (cpu:{n})", pid=os.getpid(), log=folder / "no")
+            SimpleNamespace(
+                name=f"trainer rank {n} (cpu:{n})", pid=os.getpid(), log=folder / "no", alive=False
+            )
             for n in (0, 1)
         ]
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -68,13 +71,15 @@ class Scripted:
             with contextlib.suppress(WireClosed):
                 wire.send({"id": call["id"], **answer})
 
-    def kill(self) -> None:
-        self.killed = True
-
     def ending(self, rank: int) -> str:
         return f"rank {rank} was killed"
 
-    standing = Ranks.standing
+    async def ended(self) -> str:
+        while not self.killed:  # noqa: ASYNC110 - set by any thread
+            await asyncio.sleep(0.01)
+        return "trainer rank 0 was killed by SIGKILL"
+
+    standing, kill = Ranks.standing, Ranks.kill
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +141,29 @@ def test_one_error_tells_of_a_call_that_failed(
             backend.save(tmp_path)
 
 
+def test_the_end_of_the_ranks_that_a_failed_call_brought_is_not_told_as_the_cause(tmp_path: Path) -> None:
+    backend, scripted = made(
+        lambda rank, _: faulty(TrainError("the loss is a number")) if rank else FINE, tmp_path
+    )
+
+    async def run() -> None:
+        trainer = TrainerThread(RealClock(), 60.0)
+        trainer.hold(backend)
+        trainer._ranks = cast("Any", scripted)
+
+        async def loop() -> None:
+            try:
+                await trainer.call("to save", lambda it: it.save(tmp_path))
+            finally:
+                await asyncio.sleep(0.3)  # what it had under way ends
+
+        await first(loop(), *trainer.watches)
+
+    with pytest.raises(TrainError) as raised:
+        asyncio.run(run())
+    assert type(raised.value) is TrainError and str(raised.value) == "the loss is a number"
+
+
 @pytest.mark.parametrize(("silent", "named"), [((1,), (1,)), ((0, 1), (1,)), ((0,), (0,))])
 def test_a_deadline_names_who_does_not_wait_for_others(
     silent: tuple[int, ...], named: tuple[int, ...], tmp_path: Path
@@ -193,8 +221,8 @@ def test_an_export_that_another_call_cuts_says_so(tmp_path: Path) -> None:
 
     backend, _ = made(script, tmp_path)
     export = backend.export()
-    first = next(export)
-    assert (first.name, first.dtype, first.shape, first.bits.tolist()) == ("w", "BF16", (2,), [1, 2])
+    one = next(export)
+    assert (one.name, one.dtype, one.shape, one.bits.tolist()) == ("w", "BF16", (2,), [1, 2])
     backend.save(tmp_path)
     with pytest.raises(InvariantBroken, match="while its weights were read"):
         next(export)
