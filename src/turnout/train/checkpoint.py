@@ -10,6 +10,7 @@ with every difference.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -46,13 +47,18 @@ def _file(kind: str, rank: int, ranks: int) -> str:
 def save_state(
     folder: Path, pieces: Iterable[Piece], counters: Counters, rank: int = 0, ranks: int = 1
 ) -> None:
-    """Writes this rank's files; rank 0 writes the counters as well."""
+    """Writes this rank's files; rank 0 writes the counters as well. Raises OSError where that can't be done."""
     kept = [piece for piece in pieces if piece.kept and piece.elements]
     places = {piece.name: [piece.whole, piece.start] for piece in kept}
     header = {"places": json.dumps(places), "steps_done": str(counters.steps_done)}
     for kind in KINDS:
         tensors = {piece.name: piece.tensors[kind] for piece in kept}
-        save_file(tensors, folder / _file(kind, rank, ranks), metadata=header)
+        path = folder / _file(kind, rank, ranks)
+        try:
+            save_file(tensors, path, metadata=header)
+        except SafetensorError as fault:  # it tells the system's error in its text only
+            number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(fault) else errno.EIO
+            raise OSError(number, str(fault), str(path)) from fault
     if rank == 0:
         text = json.dumps({"format": FORMAT, "ranks": ranks, **asdict(counters)}, indent=1)
         (folder / "trainer.json").write_text(text, encoding="utf-8")

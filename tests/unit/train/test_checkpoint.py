@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from turnout.core.errors import ModelError
+from turnout.train import checkpoint
 from turnout.train.checkpoint import KINDS, Counters, read_state, save_state
 from turnout.train.pieces import Piece
+from turnout.train.rank_wire import error_of, fault_row
 from turnout.train.sharded_parameters import place
 
 SHAPES = {"a.weight": (7, 4), "b.weight": (6, 6), "norm": (5,)}
@@ -58,6 +62,23 @@ def test_any_ranks_read_what_any_ranks_wrote(tmp_path, writers, readers):
             saved.copy_into(mine)
             for found, expected in zip(mine, pieces((d, readers[0]), (t, readers[1]), True)):
                 assert all(torch.equal(found.tensors[kind], expected.tensors[kind]) for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("No space left on device (os error 28)", errno.ENOSPC), ("torn", errno.EIO)]
+)
+def test_what_cannot_be_written_is_an_error_of_the_system_from_a_rank_too(
+    tmp_path, monkeypatch, text, number
+):
+    def full(*_, **__):
+        raise SafetensorError(f"Error while serializing: I/O error: {text}")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match=text[:5]) as raised:
+        save(tmp_path, 1, 1)
+    for fault in (raised.value, error_of(fault_row(raised.value))):
+        assert isinstance(fault, OSError) and fault.errno == number
+        assert text in str(fault) and "master-00000-of-00001.safetensors" in str(fault)
 
 
 def test_parts_of_all_ranks_cover_every_element_once():
