@@ -105,8 +105,9 @@ class Critic:
     ) -> None:
         self.flat.discard_gradients()
         counts = [np.zeros(len(s.response_ids), np.float32) for s in samples]
-        mine = token_weights([samples[i].loss_mask for i in chosen], self._settings.loss.aggregate)
-        counts[chosen.start : chosen.stop] = mine
+        how = self._settings.loss.aggregate
+        how = "token" if how == "constant" else how  # a value's error is a mean, whatever the policy's loss divides by
+        counts[chosen.start : chosen.stop] = token_weights([samples[i].loss_mask for i in chosen], how)
         loss = 0.0
         for micro in plan_of(samples, chosen, self._settings.max_tokens_per_micro_batch):
             rows = rows_of(micro, samples, masked_too=False)

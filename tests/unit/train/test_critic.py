@@ -85,7 +85,7 @@ def rewards_of(samples):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("aggregate", "budget"), [("token", 4096), ("sample", 30)])
+@pytest.mark.parametrize(("aggregate", "budget"), [("token", 4096), ("sample", 30), ("constant", 40)])
 def test_values_loss_and_gradients_equal_the_plain_reference(tmp_path, kind, tied, aggregate, budget):
     """One sequence at a time, GAE and loss in loops; rows are packed, prompts shared."""
     folder, samples = make_model(tmp_path, kind, tied), rewarded(make_samples(seed=3))
@@ -106,7 +106,7 @@ def test_values_loss_and_gradients_equal_the_plain_reference(tmp_path, kind, tie
         rewards = np.array([0.0] * (len(trained) - 1) + [s.reward])
         advantages, returns = gae(rewards, values.detach().double().numpy(), 0.9, 0.7)
         np.testing.assert_allclose(found.advantages[index][trained], advantages, rtol=1e-4, atol=1e-5)
-        share = 1 / tokens if aggregate == "token" else 1 / (len(samples) * len(trained))
+        share = 1 / (len(samples) * len(trained)) if aggregate == "sample" else 1 / tokens
         for value, target in zip(values, returns):
             total = total + share * (value - float(target)) ** 2 / 2
     total.backward()
