@@ -70,6 +70,11 @@ class Rank:
             self._export = iter(())
         return self._calls[call["call"]](call)
 
+    def fault(self, error: Exception) -> Message:
+        """An error of a call, and how many steps are done in spite of it."""
+        done = None if self._backend is None else self._backend.steps_done
+        return {"fault": fault_row(error), "steps_done": done}
+
     @property
     def backend(self) -> TrainBackend:
         if self._backend is None:
@@ -192,7 +197,7 @@ def serve(rank: Rank, wire: Wire) -> NoReturn:
             answer: Message = {"result": rank.answer(call)}
         except Exception as error:
             log.warning("%s failed", call["call"], exc_info=error)
-            answer = {"fault": fault_row(error)}
+            answer = rank.fault(error)
         try:
             wire.send({"id": call["id"], **answer})
         except WireClosed:

@@ -225,6 +225,8 @@ class RankedBackend:
         if call.gone:
             known = None  # what the others say follows from that
         elif len(faults) == len(asked) and known is not None:
+            done = call.answers[asked[0]]["steps_done"]  # the step may be done that this follows
+            self._steps_done = self._steps_done if done is None else done
             raise known
         told = known or TrainerLost(
             f"the trainer failed in phase {call.phase!r}: {self._why(call, asked, faults)}"

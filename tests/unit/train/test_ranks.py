@@ -16,10 +16,12 @@ from typing import Any, cast
 import pytest
 
 from turnout.core.errors import ConfigError, Fault, InvariantBroken, ModelError, TrainerLost, TrainError
+from turnout.core.types import TrainBatch
 from turnout.placement.real import RealClock
 from turnout.placement.tasks import first
 from turnout.schedule.parts import TrainerThread
 from turnout.train import rank_launch, ranks
+from turnout.train.rank import Rank
 from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
 from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
 from turnout.train.ranks import RankedBackend
@@ -93,8 +95,8 @@ def made(script: Script, folder: Path) -> tuple[RankedBackend, Scripted]:
     return RankedBackend(TrainerSettings(folder, ranks=2), cast("Any", scripted)), scripted
 
 
-def faulty(error: BaseException) -> Message:
-    return {"fault": fault_row(error)}
+def faulty(error: BaseException, steps_done: int | None = None) -> Message:
+    return {"fault": fault_row(error), "steps_done": steps_done}
 
 
 BROKEN = ModelError(Fault("w", "(2,)", "the model has shape (3,)"))
@@ -195,6 +197,18 @@ def test_a_rank_that_stands_long_is_known_while_the_others_wait(tmp_path: Path) 
     threading.Thread(target=look, daemon=True).start()
     backend.save(tmp_path)
     assert all("trainer rank 1" in line for line in seen) and not scripted.places
+
+
+def test_an_error_that_follows_a_step_tells_that_the_step_is_done(tmp_path: Path) -> None:
+    low = TrainError("the effective sample size is 0.1")
+    backend, scripted = made(lambda *_: faulty(low, 1), tmp_path)
+    with pytest.raises(TrainError, match="effective"):
+        backend.train(TrainBatch(0, "", ()))
+    assert backend.steps_done == 1 and not scripted.killed
+    served = Rank(0)
+    assert served.fault(low) == faulty(low)
+    served._backend = cast("Any", SimpleNamespace(steps_done=1))
+    assert served.fault(low) == faulty(low, 1)
 
 
 def test_a_copy_that_cannot_be_written_is_no_end_of_the_ranks(tmp_path: Path) -> None:
