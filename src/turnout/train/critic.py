@@ -106,7 +106,7 @@ class Critic:
         self.flat.discard_gradients()
         counts = [np.zeros(len(s.response_ids), np.float32) for s in samples]
         how = self._settings.loss.aggregate
-        how = "token" if how == "constant" else how  # a value's error is a mean, whatever the policy's loss divides by
+        how = "token" if how == "constant" else how  # its loss is a mean in any case
         counts[chosen.start : chosen.stop] = token_weights([samples[i].loss_mask for i in chosen], how)
         loss = 0.0
         for micro in plan_of(samples, chosen, self._settings.max_tokens_per_micro_batch):
