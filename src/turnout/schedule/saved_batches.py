@@ -17,7 +17,7 @@ from typing import Any
 
 from turnout.config.check_debug import STEP
 from turnout.config.load import dump
-from turnout.config.run_config import RunConfig
+from turnout.config.run_config import RunConfig, specs
 from turnout.core.errors import TrainError, TurnoutError
 from turnout.core.ports import Store
 from turnout.core.rng import random_id
@@ -116,9 +116,12 @@ class SavedBatches:
 
 
 def replay_of(config: RunConfig, broken: Path) -> RunConfig:
-    """The configuration that trains this batch alone, and writes nowhere that the run writes."""
+    """The configuration that trains this batch alone, and writes nowhere that the run writes. What is refused
+    without checkpoints, engines or a run to go on with is as by default."""
     places = ("save", "save_interval", "save_hf", "save_debug_rollout_data", "ledger_dir", "max_wall_time")
+    refused = ("async_save", "resume", "cluster", "ray_address", "rollout_data_transport")
     change: dict[str, Any] = dict.fromkeys((*places, "update_weight_disk_dir"))
+    change |= {name: specs()[name].default for name in refused}
     change |= {"load_debug_rollout_data": str(broken), "debug_train_only": True, "debug_rollout_only": False}
     return config.model_copy(update={**change, "run_name": f"replay-{broken.name}"})
 

@@ -14,11 +14,19 @@ import pytest
 import torch
 
 from tests.train_models import batch_of, make_model, make_samples, settings_for
-from turnout.config.load import load
+from turnout.config.load import dump, load
 from turnout.core.errors import ConfigError, TrainError, TurnoutError, one_line
 from turnout.placement.real import DiskStore, RealClock
 from turnout.schedule.parts import TrainerThread
-from turnout.schedule.saved_batches import BATCH, REPLAY, STATE, SavedBatches, SavedPlan, saved_paths
+from turnout.schedule.saved_batches import (
+    BATCH,
+    REPLAY,
+    STATE,
+    SavedBatches,
+    SavedPlan,
+    replay_of,
+    saved_paths,
+)
 from turnout.train.local import LocalBackend
 from turnout.train.saved_batch import read_batch
 from turnout.weights.digest import root_of
@@ -118,6 +126,55 @@ def test_the_replays_configuration_starts_no_engine_and_writes_nowhere_that_the_
     with pytest.raises(TrainError) as caught:
         again.train(read_batch(folder / BATCH).batch)
     assert str(caught.value) == str(fault)
+
+
+MANY = """
+async_save: true
+save_hf: {there}/hf
+ledger_dir: {there}/ledger
+run_dir: {there}/begun
+resume: must
+max_wall_time: 60
+run_dir_max_gb: 1
+use_fault_tolerance: true
+engine_restarts: 3
+min_engines: 1
+num_gpus_per_node: 8
+rollout_num_engines: 2
+rollout_temperature: 0.9
+custom_update_weight_post_write_path: a.b
+check_weight_update_equal: true
+eval_prompt_data: {there}/held.jsonl
+eval_interval: 1
+"""
+WAYS = {
+    "memory": "offload: true\ncolocate: true\nengine_linger: 60\nrouter: smg\n",
+    "ray": "cluster: ray\nray_address: auto\nrollout_data_transport: object-store\nactor_num_gpus_per_node: 2\n",
+    "async": "schedule: async\nmax_lead: 2\nmax_engine_lag: 1\non_weight_update: continue\nmask_kv_mixed: true\n"
+    "off_policy: tis\nupdate_weight_mode: delta\nengine_linger: 60\n",
+    "store": "update_weight_disk_dir: s3://bucket/run\nengine_linger: 9\n",
+    "critic": "advantage_estimator: ppo\nnum_critic_only_steps: 1\nuse_kl_loss: true\nkl_loss_coef: 0.1\n",
+    "sglang": "engine: sglang\nupdate_weight_transport: group\n",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_run_may_ask_a_replay_may(tmp_path: Path, config: Any, way: str) -> None:
+    """The command that the error names runs, whatever else the run was told."""
+    (tmp_path / "held.jsonl").write_text('{"input": "c", "label": "d"}\n')
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "run.json").write_text("{}")
+    run = tmp_path / "many.yaml"
+    run.write_text((tmp_path / "run.yaml").read_text() + MANY.format(there=tmp_path) + WAYS[way])
+    asked = load(run)
+    broken = tmp_path / "begun" / "broken" / "step_000001"
+    broken.mkdir(parents=True)
+    (broken / BATCH).write_bytes(b"")
+    (broken / REPLAY).write_text(dump(replay_of(asked, broken)))
+    replay = load(broken / REPLAY)
+    assert replay.train_only and not replay.async_save and replay.run_dir is None
+    assert replay.num_critic_only_steps == asked.num_critic_only_steps
+    assert replay.actor_gpus == asked.actor_gpus
 
 
 def test_each_batch_is_saved_with_its_step_in_the_name(tmp_path: Path, config: Any) -> None:
