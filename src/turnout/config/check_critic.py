@@ -35,6 +35,10 @@ def critic_plan(c: RunConfig) -> Iterator[Fault]:
             reason = f"the run has only {total} optimizer steps"
             warmup = c.critic_lr_warmup_iters
             yield Fault("--critic-lr-warmup-iters", str(warmup), reason, f"give at most {total - 1}")
+        if c.num_critic_only_steps >= c.num_rollout:
+            reason = f"the run has only {c.num_rollout} train steps: the policy would never be trained"
+            alone = c.num_critic_only_steps
+            yield Fault("--num-critic-only-steps", str(alone), reason, f"give at most {c.num_rollout - 1}")
 
 
 CRITIC_CHECKS = (critic_is_there, critic_is_on_one_device, critic_plan)

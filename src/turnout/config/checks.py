@@ -294,9 +294,11 @@ def learning_rate_plan(c: RunConfig) -> Iterator[Fault]:
     elif c.num_rollout is None:
         reason = "the decay needs to know the number of steps"
         yield Fault("--lr-decay-style", c.lr_decay_style, reason, "give --num-rollout")
-    if c.num_rollout is not None and c.lr_warmup_iters >= c.num_rollout * c.inner_steps:
-        total = c.num_rollout * c.inner_steps
-        reason = f"the run has only {total} optimizer steps"
+    if c.num_rollout is None or c.num_critic_only_steps >= c.num_rollout:  # which is told elsewhere
+        return
+    total = (c.num_rollout - c.num_critic_only_steps) * c.inner_steps
+    if c.lr_warmup_iters >= total:
+        reason = f"the policy has only {total} optimizer steps"
         yield Fault("--lr-warmup-iters", str(c.lr_warmup_iters), reason, f"give at most {total - 1}")
 
 

@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) -> TrainerSettings:
-    """`total_steps` is the number of train steps where it is known; a decaying learning rate needs it."""
+    """`total_steps` is the number of train steps where it is known; a decaying learning rate needs it. The policy's
+    optimizer has none of those that train the critic alone."""
+    steps = 1 if total_steps is None else total_steps
     needs_reference = config.uses_reference and config.ref_model is None
     reference = Path(config.ref_load) if config.ref_load is not None else model
     optimizer = OptimizerSettings(
@@ -37,7 +39,7 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
         clip_grad=config.clip_grad,
         schedule=config.lr_decay_style,
         warmup_steps=config.lr_warmup_iters,
-        total_steps=max(1, (total_steps if total_steps is not None else 1) * config.inner_steps),
+        total_steps=max(1, (steps - config.num_critic_only_steps) * config.inner_steps),
         min_lr_ratio=config.min_lr_ratio,
     )
     return TrainerSettings(
@@ -57,19 +59,20 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
         deterministic=config.deterministic,
         seed=config.seed,
         max_nonfinite_steps=config.max_nonfinite_steps,
-        critic=critic_settings(config, model, optimizer) if config.has_critic else None,
+        critic=critic_settings(config, model, optimizer, steps) if config.has_critic else None,
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
         ranks=config.actor_gpus,
         tensor_parallel=config.tensor_model_parallel_size,
     )
 
 
-def critic_settings(config: RunConfig, model: Path, policy: OptimizerSettings) -> CriticSettings:
-    """The critic's optimizer is the policy's but for its learning rate."""
+def critic_settings(config: RunConfig, model: Path, policy: OptimizerSettings, steps: int) -> CriticSettings:
+    """The critic's optimizer is the policy's but for its learning rate; it has all train steps."""
     lr = config.lr if config.critic_lr is None else config.critic_lr
+    total = max(1, steps * config.inner_steps)
     return CriticSettings(
         model if config.critic_load is None else Path(config.critic_load),
-        replace(policy, lr=lr, warmup_steps=config.critic_lr_warmup_iters),
+        replace(policy, lr=lr, warmup_steps=config.critic_lr_warmup_iters, total_steps=total),
         config.lambd,
         config.value_clip,
         config.num_critic_only_steps,

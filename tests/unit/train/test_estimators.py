@@ -18,10 +18,11 @@ from turnout.config import load
 from turnout.config.estimators import ESTIMATORS
 from turnout.config.run_config import RunConfig
 from turnout.core.types import TrainSample
-from turnout.schedule.train_wiring import advantage_settings, loss_settings
+from turnout.schedule.train_wiring import advantage_settings, loss_settings, trainer_settings
 from turnout.train.advantages import with_advantages
 from turnout.train.local import LocalBackend
 from turnout.train.losses.weights import token_weights
+from turnout.train.lr_schedule import learning_rate
 from turnout.train.settings import OffPolicy
 
 LIMIT = 12
@@ -179,3 +180,13 @@ def test_a_train_step_makes_responses_likelier_by_their_advantage(tmp_path, mode
     reports = [backend.train(batch_of(samples, step)) for step in range(3)]
     assert objective() > before + 0.01
     assert [report.optimizer_steps for report in reports] == [2, 2, 2]
+
+
+def test_a_decay_ends_with_the_last_optimizer_step_of_each_model(tmp_path: Path) -> None:
+    """The policy has no optimizer step in the train steps of the critic alone."""
+    decay = {"lr_decay_style": "linear", "num_steps_per_rollout": 2, "num_critic_only_steps": 4}
+    config = configured(tmp_path, "--advantage-estimator", "ppo").model_copy(update=decay)
+    made = trainer_settings(config, tmp_path, 10)
+    assert made.critic is not None
+    for optimizer, steps in ((made.optimizer, 12), (made.critic.optimizer, 20)):
+        assert learning_rate(optimizer, steps - 1) > 0 == learning_rate(optimizer, steps)
