@@ -77,7 +77,6 @@ class FiniteSteps:
         self.in_a_row += 1
         log.warning("%s: loss %s, gradient norm %s: the optimizer step is skipped", self._what, loss, norm)
         if self.in_a_row > self._limit:
-            self.in_a_row -= 1  # the state stays the one before the step that ends the run
             raise TrainError(
                 f"{self._what}: {self._limit + 1} optimizer steps in a row had a non-finite loss or gradient "
                 f"(last: loss {loss}, norm {norm}); --max-nonfinite-steps is {self._limit}"

@@ -99,7 +99,7 @@ class TrainStep:
             parts.optimizer, settings.optimizer, settings.max_nonfinite_steps, "the policy"
         )
         self._steps_done = 0
-        self._half_done = False  # an optimizer step of the train step under way was applied
+        self._before: tuple[int, int, int, int] | None = None  # the tallies before the train step under way
         self._low_ess_in_a_row = 0
 
     @property
@@ -107,7 +107,7 @@ class TrainStep:
         return self._steps_done
 
     def train(self, batch: TrainBatch) -> StepReport:
-        started = self._now()
+        started, self._before = self._now(), self._tallies
         samples = [s for s in batch.samples if any(s.loss_mask)]
         tally = Tally()
         old: list[Floats] = []
@@ -123,7 +123,7 @@ class TrainStep:
             tally.sums = TokenSums(tokens=sum(sum(s.loss_mask) for s in samples))
         self._gather(tally)
         self._steps_done += 1
-        self._half_done = False
+        self._before = None
         self._check_ess(batch.step, tally.sums.effective_sample_share)
         return self._report(batch, len(samples), tally, self._now() - started)
 
@@ -183,7 +183,6 @@ class TrainStep:
         if self._critic is not None:
             rewards = [terminal_rewards(s.reward, s.loss_mask) - cost for s, cost in zip(samples, costs)]
             samples, tally.critic = self._critic.step(samples, rewards)
-            self._half_done = True
         elif how.kl_coef:
             samples = with_costs(batch.samples, samples, costs, how)
         coef = self.settings.opd_kl_coef
@@ -228,7 +227,6 @@ class TrainStep:
         if done.applied:
             tally.lr = done.lr
             tally.applied += 1
-            self._half_done = True
         else:
             tally.skipped += 1
         tally.optimizer += self._now() - started
@@ -324,17 +322,26 @@ class TrainStep:
         )
 
     @property
+    def _tallies(self) -> tuple[int, int, int, int]:
+        """Optimizer steps applied, and those left out in a row; both of the critic."""
+        applied, skipped = self._steps.counts()
+        critic_applied, critic_skipped = (0, 0) if self._critic is None else self._critic.steps.counts()
+        return applied, skipped, critic_applied, critic_skipped
+
+    @property
     def counters(self) -> Counters:
-        """What a checkpoint keeps beside the tensors. Raises TrainError where a train step ended in its middle."""
-        if self._half_done:
+        """What a checkpoint keeps beside the tensors. Where a train step broke, those before it; raises TrainError
+        where it had applied something."""
+        now = self._tallies
+        applied, skipped, critic_applied, critic_skipped = now if self._before is None else self._before
+        if (now[0], now[2]) != (applied, critic_applied):
             raise TrainError("the trainer stands in the middle of a train step")
-        low, critic = self._low_ess_in_a_row, self._critic
-        theirs = (0, 0) if critic is None else critic.steps.counts()
-        return Counters(self._steps_done, *self._steps.counts(), low, *theirs)
+        low = self._low_ess_in_a_row
+        return Counters(self._steps_done, applied, skipped, low, critic_applied, critic_skipped)
 
     @counters.setter
     def counters(self, counters: Counters) -> None:
-        self._steps_done, self._half_done = counters.steps_done, False
+        self._steps_done, self._before = counters.steps_done, None
         self._low_ess_in_a_row = counters.low_ess_in_a_row
         self._steps.restore(counters.optimizer_steps, counters.nonfinite_in_a_row)
         if self._critic is not None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.train_models import batch_of, make_model, make_samples, settings_for
+from tests.unit.train.test_critic import rewarded, with_critic
 from turnout.config.load import dump, load
 from turnout.core.errors import ConfigError, TrainError, TurnoutError, one_line
 from turnout.placement.real import DiskStore, RealClock
@@ -214,3 +215,24 @@ def test_a_state_in_the_middle_of_a_train_step_is_never_saved(tmp_path: Path, co
     with pytest.raises(TrainError, match="in the middle"):
         backend.save(tmp_path)
     assert json.loads((folder / REPLAY).read_text())["debug_train_only"]
+
+
+def test_a_critic_that_stepped_before_the_step_broke_is_never_saved(tmp_path: Path, config: Any) -> None:
+    samples = rewarded(make_samples(groups=2, members=2))
+    bad = batch_of([*samples[:2], *(replace(s, reward=math.inf) for s in samples[2:])])
+    how = with_critic(Path(config.hf_checkpoint), samples_per_optimizer_step=2, max_nonfinite_steps=0)
+    fault = broken_by(lambda: trained(config, tmp_path, LocalBackend(how), [bad]))
+    assert "the critic: 1 optimizer steps in a row" in str(fault)
+    assert "without the trainer's state (the trainer stands in the middle" in one_line(fault)
+
+
+def test_what_a_broken_step_had_skipped_is_not_counted_before_it(tmp_path: Path, config: Any) -> None:
+    bad = batch_of([replace(s, advantages=(math.nan,) * len(s.advantages)) for s in make_samples(2, 3)])
+    settings = settings_for(Path(config.hf_checkpoint), samples_per_optimizer_step=2, max_nonfinite_steps=1)
+    fault = broken_by(lambda: trained(config, tmp_path, LocalBackend(settings), [bad]))
+    again = LocalBackend(settings)
+    again.load(tmp_path / "broken" / "step_000000" / STATE)
+    assert again.counters.nonfinite_in_a_row == 0
+    with pytest.raises(TrainError) as caught:
+        again.train(bad)
+    assert str(caught.value) == str(fault)
