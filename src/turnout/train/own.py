@@ -56,8 +56,9 @@ def own_advantages(path: str, samples: Sequence[TrainSample]) -> list[Doubles]:
 
 
 def checked_surrogate(path: str, found: Any, like: Tensor) -> Tensor:
-    """The loss of each token as a function of the user's gave it; raises TrainError unless it is like `like`."""
+    """The loss of each token as a function of the user's gave it, always with a gradient where `like` has one: no
+    rank may leave out its backward pass. Raises TrainError unless it is like `like`."""
     if getattr(found, "shape", None) != like.shape:
         shape = tuple(getattr(found, "shape", ())) or found
         raise TrainError(f"{LOSS} {path} gave {shape}, not a loss for each of {like.shape[0]} tokens")
-    return found
+    return found if found.requires_grad else found + 0 * like

@@ -12,7 +12,9 @@ from tests.train_models import batch_of, make_model, make_samples, settings_for
 from turnout.core.errors import ConfigError, TrainError
 from turnout.train.advantages import with_advantages
 from turnout.train.local import LocalBackend
-from turnout.train.settings import AdvantageSettings
+from turnout.train.losses.inputs import LossInputs
+from turnout.train.losses.table import loss_of
+from turnout.train.settings import AdvantageSettings, LossSettings
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_algorithm.py"
 FUNCTIONS = """
@@ -30,6 +32,9 @@ def wild(samples):
 
 def plain(terms, settings):
     return -terms.ratio * terms.advantages
+
+def constant(terms, settings):
+    return terms.advantages.abs().max() + 0 * terms.logprobs.detach()
 
 def one(terms, settings):
     return terms.logprobs.sum()
@@ -82,3 +87,16 @@ def test_what_is_wrong_with_a_loss_names_the_option(tmp_path, own):
         LocalBackend(settings_for(folder, function=own + "one")).train(batch_of(make_samples()))
     with pytest.raises(ConfigError, match="--custom-loss-function-path"):
         LocalBackend(settings_for(folder, function=own + "none"))
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_no_rank_leaves_out_its_backward_pass(own, tokens):
+    """One without a sample of its own, or whose loss has no gradient: the others would wait for it."""
+    logprobs = torch.full((tokens,), -1.0, requires_grad=True)
+    flat = torch.zeros(tokens)
+    inputs = LossInputs(flat - 1, flat + 1, flat + 1, flat.long(), flat)
+    settings = LossSettings(function=own + "constant")
+    loss, sums = loss_of(settings).function(logprobs, flat, inputs, settings)
+    loss.backward()
+    assert (float(loss.detach()), sums.tokens) == (tokens, tokens)
+    assert torch.equal(logprobs.grad, flat)

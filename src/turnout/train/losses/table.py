@@ -44,7 +44,12 @@ def loss_of(settings: LossSettings) -> Loss:
     function = own_function(LOSS, path)
 
     def surrogate(terms: Terms, settings: LossSettings) -> tuple[Tensor, Tensor]:
-        found = checked_surrogate(path, function(terms, settings), terms.logprobs)
+        if not len(
+            terms.logprobs
+        ):  # a rank without a sample of its own; the others wait for its backward pass
+            found = terms.logprobs * 0
+        else:
+            found = checked_surrogate(path, function(terms, settings), terms.logprobs)
         return found, torch.zeros_like(found, dtype=torch.bool)
 
     return Loss(partial(policy_loss, surrogate=surrogate))
