@@ -15,4 +15,4 @@ def test_marks_are_seconds_from_the_signal_and_medians_over_the_repetitions():
 
 def test_what_was_not_measured_is_null():
     assert summarised(None) is None and summarised([]) is None
-    assert len(set(KINDS)) == len(KINDS) == 6
+    assert len(set(KINDS)) == len(KINDS) == 7
