@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnout.core.errors import DeadlineExceeded, TrainerLost
+from turnout.core.errors import ConfigError, DeadlineExceeded, Fault, TrainerLost
 from turnout.core.ports import Clock
 from turnout.placement.devices import VISIBLE, visible_gpus
 from turnout.placement.processes import (
@@ -104,7 +104,8 @@ class Ranks:
 
 
 async def start_ranks(plan: RankPlan, clock: Clock) -> Ranks:
-    """Raises TrainerLost, with nothing left running, where a rank ends or does not connect in time."""
+    """Raises TrainerLost, with nothing left running, where a rank ends or does not connect in time; ConfigError
+    where there are GPUs, but fewer than ranks."""
     sweep()
     token, devices = secrets.token_hex(32), _devices(plan.count)
     processes: list[ChildProcess] = []
@@ -119,13 +120,12 @@ async def start_ranks(plan: RankPlan, clock: Clock) -> Ranks:
                 environment = child_environment(plan.threads, extra)
                 processes.append(await ChildProcess.start(name, command, environment, output, clock))
             met = clock.within(plan.deadline_s, "the trainer's ranks", _met(listener, token, plan, clock))
-            wires = await first(met, *(_lost(process) for process in processes))
+            return Ranks(plan, processes, await first(met, *(_lost(process) for process in processes)))
         except BaseException as fault:
             await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in processes))
             if isinstance(fault, DeadlineExceeded):
                 raise TrainerLost(f"{fault}; see the logs in {plan.folder}") from fault
             raise
-    return Ranks(plan, processes, wires)
 
 
 def _command(plan: RankPlan, rank: int, port: int) -> list[str]:
@@ -135,7 +135,11 @@ def _command(plan: RankPlan, rank: int, port: int) -> list[str]:
 
 def _devices(count: int) -> list[str]:
     gpus = visible_gpus() or 0
-    kind = "cpu" if gpus < count else "cuda"
+    if 0 < gpus < count:
+        reason = f"{count} ranks need a GPU each, {gpus} can be seen here"
+        remedy = f"give {gpus}, or none are to be seen: {VISIBLE}= trains on CPUs"
+        raise ConfigError(Fault("--actor-num-gpus-per-node", str(count), reason, remedy))
+    kind = "cuda" if gpus else "cpu"
     log.info("trainer: %d ranks on %s, %d GPUs are visible", count, "CPUs" if kind == "cpu" else "GPUs", gpus)
     return [f"{kind}:{rank}" for rank in range(count)]
 

@@ -17,6 +17,8 @@ import pytest
 
 from turnout.core.errors import ConfigError, Fault, InvariantBroken, ModelError, TrainerLost, TrainError
 from turnout.core.types import TrainBatch
+from turnout.placement.devices import VISIBLE
+from turnout.placement.processes import ChildProcess
 from turnout.placement.real import RealClock
 from turnout.placement.tasks import first
 from turnout.schedule.parts import TrainerThread
@@ -281,6 +283,49 @@ def test_a_rank_that_cannot_start_is_named_with_its_last_words(
         TrainerLost, match=r"trainer rank \d \(cpu:\d\) ended: exit status 3.*no such library"
     ):
         asyncio.run(start_ranks(RankPlan(2, 1, tmp_path, 30.0), RealClock()))
+
+
+def test_no_rank_is_left_where_there_is_no_room_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ChildProcess] = []
+
+    async def stays(process: ChildProcess) -> list[Wire]:
+        seen.append(process)
+        await process.ended()
+        return []
+
+    async def met(*_: object) -> list[Wire]:
+        return []
+
+    def full() -> Path:
+        raise OSError(28, "No space left on device")
+
+    command = [sys.executable, "-c", "import time; time.sleep(100)"]
+    for name, value in (
+        ("_command", lambda *_: command),
+        ("_lost", stays),
+        ("_met", met),
+        ("new_file", full),
+    ):
+        monkeypatch.setattr(rank_launch, name, value)
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(start_ranks(RankPlan(2, 1, tmp_path, 30.0), RealClock()))
+    assert len(seen) == 2 and not any(process.alive for process in seen)
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [("", "cpu"), ("0", None), ("0,1", "cuda"), ("4,5,6", "cuda")])
+def test_ranks_have_a_gpu_each_or_none_has_one(
+    gpus: str, devices: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE, gpus)
+    if devices is not None:
+        assert rank_launch._devices(2) == [f"{devices}:0", f"{devices}:1"]
+        return
+    with pytest.raises(
+        ConfigError, match=r"--actor-num-gpus-per-node = 2: 2 ranks need a GPU each, 1 can be"
+    ):
+        rank_launch._devices(2)
 
 
 def test_more_faults_than_one_come_out_as_they_went_in() -> None:
