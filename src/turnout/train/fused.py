@@ -111,6 +111,10 @@ def _attention_forward(
     if attention_mask is not None or hidden_states.shape[0] != 1:
         raise InvariantBroken("packed attention needs one row and no mask")
     cos, sin = (x[0].contiguous() for x in position_embeddings)
+    if (
+        cos.shape[-1] != module.head_dim or module.head_dim % 2
+    ):  # rotary reads as many angles as a head is wide
+        raise InvariantBroken(f"a head of {module.head_dim} has {cos.shape[-1]} angles")
 
     def heads(name: str) -> Tensor:
         x = getattr(module, f"{name}_proj")(hidden_states)[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -148,6 +149,9 @@ def read_config(folder: Path) -> PretrainedConfig:
     except (OSError, ValueError) as fault:
         reason = f"no readable HF model there ({str(fault).splitlines()[0]})"
         raise ModelError(Fault("--hf-checkpoint", str(folder), reason)) from fault
+    except StrictDataclassError as fault:  # values that contradict each other, such as a head of odd size
+        reason = f"its config.json is no good ({str(fault.__cause__ or fault).splitlines()[0]})"
+        raise ModelError(Fault("--hf-checkpoint", str(folder), reason)) from fault
     faults: list[Fault] = []
     where = f"{folder}/config.json"
     if config.model_type not in SUPPORTED:
@@ -156,6 +160,10 @@ def read_config(folder: Path) -> PretrainedConfig:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         faults.append(Fault(f"{where}: layer_types", str(sorted(kinds)), "only full attention is trained"))
+    rotated = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)
+    if rotated != 1:
+        reason = "only models that rotate whole heads are trained"
+        faults.append(Fault(f"{where}: partial_rotary_factor", str(rotated), reason))
     if faults:
         raise ModelError(faults)
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.nn import Parameter
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from tests.train_models import make_model, make_samples, settings_for
+from turnout.core.errors import InvariantBroken, ModelError
 from turnout.native.loader import library, path_taken
 from turnout.train import fused
 from turnout.train.head import HeadOptions, chunked_logprobs
@@ -177,3 +180,24 @@ def test_only_bf16_models_are_changed(tmp_path):
         == norms + 2 + 2
     )
     assert fused.fuse(LocalBackend(settings_for(folder))._model.module, torch.float32) == 0
+
+
+def test_a_head_that_is_rotated_in_part_is_never_read_past_its_angles(tmp_path):
+    """By name where the model is loaded; where one got past that, before the memory behind the angles is read."""
+    folder = make_model(tmp_path / "model")
+    model = LocalBackend(settings_for(folder, dtype="bfloat16"))._model.module
+    attention = model.model.layers[0].self_attn
+    cos = torch.ones(1, 3, attention.head_dim // 2).bfloat16()
+    with pytest.raises(InvariantBroken, match="a head of 8 has 4 angles"):
+        attention(torch.ones(1, 3, 32).bfloat16(), (cos, cos), None, packed=None)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    (folder / "config.json").write_text(json.dumps(config))
+    LocalBackend(settings_for(folder, dtype="bfloat16")).logprobs(make_samples())
+    config["rope_parameters"]["partial_rotary_factor"] = 0.5
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"partial_rotary_factor = 0.5: only models that rotate whole heads"):
+        LocalBackend(settings_for(folder, dtype="bfloat16"))
+    (folder / "config.json").write_text(json.dumps(config | {"head_dim": 7, "rope_parameters": None}))
+    with pytest.raises(ModelError, match="head_dim"):
+        LocalBackend(settings_for(folder, dtype="bfloat16"))
