@@ -55,6 +55,9 @@ def there_are_turns(c: RunConfig) -> Iterator[Fault]:
             "nothing is trained, so engines keep their memory",
             "leave it out, or --debug-rollout-only",
         )
+    elif not c.asks_engines and (flag := _switch(c)):
+        reason = "the run has no engines, so there is nobody to take turns with"
+        yield Fault(flag, "", reason, "leave it out, or give --eval-prompt-data")
 
 
 def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
