@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from turnout.config.run_config import RunConfig
-from turnout.core.errors import ConfigError, Fault, InvariantBroken, TurnoutError
+from turnout.core.errors import ConfigError, DeadlineExceeded, Fault, InvariantBroken, TurnoutError
 from turnout.core.ports import Store
 from turnout.core.rng import random_id
 from turnout.schedule.checkpoint_state import FOLDER, CheckpointState, read_state, step_of, write_state
@@ -108,17 +109,28 @@ class RunCheckpoints:
     async def settled(self) -> None:
         """No checkpoint is being written any more; raises what one beside training failed with."""
         if (task := self._under_way) is not None:
-            self._under_way = None
-            await task
+            try:
+                await asyncio.shield(task)
+            finally:
+                if task.done():
+                    self._under_way = None
 
     async def close(self) -> None:
-        """The run ends: what is being written beside it is finished; its failure is told, and no more."""
+        """The run ends: what is being written beside it is finished, or given up where the run is cut off; its
+        failure is told, and no more."""
+        closing = asyncio.current_task()
         try:
-            await self.settled()
+            if closing is None or not closing.cancelling():
+                await self.settled()
         except (TurnoutError, OSError) as fault:
             log.warning("the last checkpoint is not written: %s", fault)
-        if self._beside is not None:
-            self._beside.close()
+        finally:
+            if (task := self._under_way) is not None:
+                log.warning("the last checkpoint is not written: the run was cut off")
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            if self._beside is not None:
+                self._beside.close()
 
     async def save(self, steps_done: int, beside: bool = False) -> None:
         """One now, where there is none of this step yet. No train step may run, and its version is committed. With
@@ -142,42 +154,44 @@ class RunCheckpoints:
         if beside and self._beside is not None:
             await self._begin(self._beside, staged, state)
             return
-        try:
+        with self._written(staged):
             await self._trainer.call("the trainer to save", lambda backend: backend.save(staged))
             self._contents.ledger(staged)
             await self._trainer.call(
                 "the checkpoint to be saved", lambda _: self._publish(staged, state, self._contents.check)
             )
-        finally:
-            self._remove(staged)
         self._complete(state)
 
     async def _begin(self, thread: SaveThread, staged: Path, state: CheckpointState) -> None:
         """Takes copies of all that the next steps change, and has them written beside those."""
-        try:
+        with self._written(staged):
             write = await self._trainer.call("a copy of the trainer's state", lambda b: _copying(b).copied())
             self._contents.ledger(staged)
             await self._trainer.call("the ledger to be copied", lambda _: self._contents.check(staged))
-        except BaseException:
-            self._remove(staged)
-            raise
 
         async def work() -> None:
-            try:
+            with self._written(staged):
                 await thread.call("the trainer's state to be written", lambda: write(staged))
                 self._contents.owned()
                 await thread.call(
                     "the checkpoint to be saved", lambda: self._publish(staged, state, lambda _: None)
                 )
-            finally:
-                self._remove(staged)
             self._complete(state)
 
         self._under_way = asyncio.ensure_future(work())
 
-    def _remove(self, staged: Path) -> None:
-        if staged.exists():
-            self._files.remove_tree(staged)
+    @contextmanager
+    def _written(self, staged: Path) -> Iterator[None]:
+        """Removes what a save that failed has left. Where nobody waits for it any more, its thread may still write
+        there: the next save removes that."""
+        try:
+            yield
+        except (DeadlineExceeded, asyncio.CancelledError):
+            raise
+        except BaseException:
+            if staged.exists():
+                self._files.remove_tree(staged)
+            raise
 
     def _complete(self, state: CheckpointState) -> None:
         """A checkpoint is there: it is told, and older ones go."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.weight_files import assets, model
-from turnout.core.errors import ConfigError, WeightError
+from turnout.core.errors import ConfigError, DeadlineExceeded, WeightError
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
 from turnout.schedule.checkpoint_state import CheckpointState, newest_checkpoint, read_state, write_state
@@ -34,7 +34,7 @@ class Saver:
     def __init__(self) -> None:
         self.fault: Exception | None = None
         self.saves = self.steps = 0
-        self.go = threading.Event()
+        self.go, self.over = threading.Event(), threading.Event()
 
     async def call(self, what: str, work: Any) -> Any:
         assert "save" in what or "exported" in what or "cop" in what
@@ -51,6 +51,7 @@ class Saver:
             assert self.go.wait(60)
             self.save(folder)
             (folder / "trainer.json").write_text(text)
+            self.over.set()
 
         return write
 
@@ -290,6 +291,52 @@ def test_what_one_beside_training_failed_with_is_raised_by_the_next_and_the_old_
 
     asyncio.run(work())
     assert run.names == ["step_000002", "step_000005"] and run.told == [1, 2, 5]
+
+
+def test_what_is_still_being_written_at_its_deadline_is_left_to_the_next_save(tmp_path: Path) -> None:
+    run = beside(tmp_path)
+    run.made._beside = SaveThread(RealClock(), 0.1)
+
+    async def work() -> None:
+        await run.made.save_if_due(4, False)
+        with pytest.raises(DeadlineExceeded, match="state to be written"):
+            await run.made.settled()
+        assert [name.partition(".tmp-")[0] for name in run.names] == ["step_000004"]
+        run.trainer.go.set()
+        assert run.trainer.over.wait(60), "it writes where it did"
+        await run.made.save(5)
+
+    asyncio.run(work())
+    assert run.names == ["step_000005"] and run.told == [5]
+
+
+@pytest.mark.parametrize("at", ["next save", "step", "end"])
+def test_a_run_that_is_cut_off_waits_for_no_checkpoint(tmp_path: Path, at: str) -> None:
+    run = beside(tmp_path)
+
+    async def loop() -> None:
+        try:
+            await run.made.save_if_due(4, False)
+            if at == "next save":
+                await run.made.save_if_due(5, False)
+            elif at == "step":
+                await asyncio.Event().wait()
+        finally:
+            await run.made.close()
+
+    async def work() -> None:
+        main = asyncio.ensure_future(loop())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert run.made._under_way is not None
+        main.cancel()
+        done, _ = await asyncio.wait([main], timeout=20)
+        assert done and main.cancelled()
+        assert [name.partition(".tmp-")[0] for name in run.names] == ["step_000004"] and run.told == []
+        run.trainer.go.set()
+        assert run.trainer.over.wait(60), "it writes where it did"
+
+    asyncio.run(work())
 
 
 def test_a_run_that_was_taken_over_meanwhile_makes_no_checkpoint(tmp_path: Path) -> None:
