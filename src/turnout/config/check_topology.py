@@ -272,6 +272,19 @@ def ray_has_engines(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
 
 
+def ray_reaches_them(c: RunConfig) -> Iterator[Fault]:
+    """An engine lies on any node, and sees there the devices that Ray gives its actor."""
+    if c.cluster != "ray":
+        return
+    if "sglang" in c.programs and c.sglang_device == "cuda":
+        reason = "not yet done: SGLang on GPUs in a Ray cluster, where nothing keeps the trainer's GPUs for it"
+        yield Fault("--cluster", "ray", reason, "use --cluster local, --engine embedded or --sglang-device cpu")
+    if c.update_weight_transport == "tensor":
+        reason = "an engine may lie on another node, and share no memory with the controller"
+        remedy = "use --update-weight-transport disk or group"
+        yield Fault("--update-weight-transport", "tensor", reason, remedy)
+
+
 def data_have_a_way(c: RunConfig) -> Iterator[Fault]:
     if c.rollout_data_transport == "nixl":
         lacks = importlib.util.find_spec("nixl") is None
@@ -294,6 +307,7 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     overrides_are_known,
     halves_run,
     ray_has_engines,
+    ray_reaches_them,
     data_have_a_way,
     halves_are_updated,
     both_halves_are_needed,

@@ -75,6 +75,12 @@ REFUSED = [
         "--rollout-data-transport",
         "give --cluster ray",
     ),
+    (["--cluster", "ray", *STOCK], "--cluster", "not yet done: SGLang on GPUs"),
+    (
+        ["--cluster", "ray", "--update-weight-transport", "tensor"],
+        "--update-weight-transport",
+        "lie on another node",
+    ),
     (["--cluster", "ray", "--colocate"], "--cluster", "are on its machine"),
     (["--cluster", "ray", "--rollout-external-engine-addrs", "h:1"], "--cluster", "somebody else put them"),
     (["--engine-restarts", "2"], "--engine-restarts", "give --use-fault-tolerance"),
@@ -426,6 +432,7 @@ REFUSED = [
 ]
 
 ACCEPTED = [
+    ["--cluster", "ray", *STOCK, "--sglang-device", "cpu", "--update-weight-transport", "group"],
     ["--num-gpus-per-node", "1", "--debug-rollout-only"],
     ["--num-gpus-per-node", "1", "--rollout-num-engines", "2", "--load-debug-rollout-data", "quick.yaml"],
     [],
