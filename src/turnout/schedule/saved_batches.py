@@ -10,7 +10,6 @@ run nothing else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from turnout.config.check_debug import STEP
 from turnout.config.load import dump
 from turnout.config.run_config import RunConfig, specs
-from turnout.core.errors import TrainError, TurnoutError
+from turnout.core.errors import DataError, Fault, TrainError, TurnoutError
 from turnout.core.ports import Store
 from turnout.core.rng import random_id
 from turnout.core.types import RolloutGroup, TrainBatch
@@ -140,9 +139,23 @@ def saved_paths(pattern: str, most: int | None) -> list[Path]:
     return found
 
 
-def saved_batches(paths: list[Path]) -> Iterator[SavedBatch]:
-    """Raises DataError for one that can't be read."""
-    return map(read_batch, paths)
+def saved_batch(path: Path, config: RunConfig) -> SavedBatch:
+    """Raises DataError for one that can't be read, or lacks what the options ask of it."""
+    saved = read_batch(path)
+    asked = (
+        ("--ref-model", "reference", config.ref_model is not None),
+        ("--use-opd", "teacher", config.use_opd and config.opd_kl_coef > 0),
+    )
+    remedy = "leave the option out, or give batches of a run with it"
+    trained = [sample for sample in saved.batch.samples if any(sample.loss_mask)]
+    faults = [
+        Fault(flag, str(path), f"its samples have no log-probs of a {whose}", remedy)
+        for flag, whose, needed in asked
+        if needed and any(len(getattr(s, whose)) < len(s.response_ids) for s in trained)
+    ]
+    if faults:
+        raise DataError(faults)
+    return saved
 
 
 def _told(group: RolloutGroup) -> dict[str, Any]:

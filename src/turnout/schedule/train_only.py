@@ -29,9 +29,9 @@ from turnout.schedule.incarnation import RunOutcome
 from turnout.schedule.limits import RunLimits
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.reporter import train_row
-from turnout.schedule.saved_batches import STATE, SavedBatches, SavedPlan, saved_paths
+from turnout.schedule.saved_batches import STATE, SavedBatches, SavedPlan, saved_batch, saved_paths
 from turnout.schedule.train_wiring import rank_plan, trainer_settings
-from turnout.train.saved_batch import SavedBatch, read_batch
+from turnout.train.saved_batch import SavedBatch
 from turnout.weights.digest import root_of
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class TrainOnly:
         ranks = rank_plan(config, self._paths.trainer)
         trainer = TrainerThread(self._clock, config.train_step_timeout_s, ranks)
         try:
-            first = read_batch(files[0])
+            first = saved_batch(files[0], config)
             await trainer.start(trainer_settings(config, model, first.about.get("steps")))
             if (state := files[0].parent / STATE).is_dir() and Path(
                 str(config.load_debug_rollout_data)
@@ -96,7 +96,7 @@ class TrainOnly:
             for number, path in enumerate(files, start=1):
                 if self.limits.stopping:
                     raise RunStopped(f"stopped after {outcome.steps_done} steps")
-                saved = first if number == 1 else read_batch(path)
+                saved = first if number == 1 else saved_batch(path, config)
                 began = self._clock.now()
                 told = await trained.train(saved.batch)
                 seconds = self._clock.now() - began

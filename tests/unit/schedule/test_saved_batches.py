@@ -16,8 +16,11 @@ import torch
 from tests.train_models import batch_of, make_model, make_samples, settings_for
 from tests.unit.train.test_critic import rewarded, with_critic
 from turnout.config.load import dump, load
-from turnout.core.errors import ConfigError, TrainError, TurnoutError, one_line
+from turnout.config.rundir import make_run_dir
+from turnout.core.errors import ConfigError, DataError, TrainError, TurnoutError, one_line
+from turnout.observe.panel import Panel
 from turnout.placement.real import DiskStore, RealClock
+from turnout.schedule.incarnation import RunOutcome
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.saved_batches import (
     BATCH,
@@ -28,8 +31,9 @@ from turnout.schedule.saved_batches import (
     replay_of,
     saved_paths,
 )
+from turnout.schedule.train_only import TrainOnly
 from turnout.train.local import LocalBackend
-from turnout.train.saved_batch import read_batch
+from turnout.train.saved_batch import batch_bytes, read_batch
 from turnout.weights.digest import root_of
 
 BATCHES = [batch_of(make_samples(seed=20 + step), step) for step in range(3)]
@@ -236,3 +240,41 @@ def test_what_a_broken_step_had_skipped_is_not_counted_before_it(tmp_path: Path,
     with pytest.raises(TrainError) as caught:
         again.train(bad)
     assert str(caught.value) == str(fault)
+
+
+@pytest.mark.parametrize(
+    ("asked", "flag", "whose"),
+    [
+        ({"use_kl_loss": True, "ref_model": "still"}, "--ref-model", "reference"),
+        ({"use_opd": True, "opd_teacher": "wise"}, "--use-opd", "teacher"),
+    ],
+)
+def test_batches_without_what_the_options_ask_of_them_are_refused_before_a_trainer_is_loaded(
+    tmp_path: Path, config: Any, asked: dict[str, Any], flag: str, whose: str
+) -> None:
+    """Both batches have a sample that doesn't train, of which nothing is asked."""
+    samples = make_samples()
+    idle = replace(samples[0], loss_mask=(0,) * len(samples[0].loss_mask))
+    told = [replace(s, **{whose: s.logprobs}) for s in samples[1:]]
+    files = [tmp_path / "without.st", tmp_path / "with.st"]
+    for file, those in zip(files, (samples[1:], told), strict=True):
+        file.write_bytes(batch_bytes(batch_of([idle, *those]), {"steps": 1}))
+    alone = {"save": None, "save_interval": None, "save_debug_rollout_data": None, "panel": "off"}
+    without, whole = (
+        config.model_copy(
+            update=alone
+            | asked
+            | {"load_debug_rollout_data": str(file), "run_dir": str(file.with_suffix(""))}
+        )
+        for file in files
+    )
+
+    def train(config: Any) -> RunOutcome:
+        only = TrainOnly(config, make_run_dir(config), RealClock(), DiskStore())
+        return asyncio.run(only.run(Path(config.hf_checkpoint), Panel("off", RealClock())))
+
+    with pytest.raises(DataError) as caught:
+        train(without)
+    (fault,) = caught.value.faults
+    assert (fault.where, fault.value) == (flag, str(files[0])) and f"log-probs of a {whose}" in fault.reason
+    assert train(whole).steps_done == 1
