@@ -34,8 +34,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_run_killed_and_stopped_resumed_with_other_engines_by_deltas_equals_one_that_nobody_killed(
     whole: Run, tmp_path: Path
 ) -> None:
-    """Checkpoint at 3, crash after 5; then one engine and SIGTERM; then two engines, with checkpoints written beside
-    training, to the end."""
+    """Checkpoint at 3, crash after 5; then one engine and SIGTERM; then two engines, with checkpoints written
+    beside training, to the end."""
     run = Run(tmp_path / "run", "async")
     run.kill("between", 4, 0.02, *DELTA)
     assert run.steps_done >= 5
