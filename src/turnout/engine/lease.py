@@ -2,7 +2,8 @@
 
 Promises: one run at a time; another one is refused until the lease is given back or has run out, with whose it is
 and for how long; of what a holder before had begun nothing is left when a new one has it: no update, no group, no
-pause. The answer tells the process, so that a run sees when another one answers in its place.
+pause. The answer tells the process, so that a run sees when another one answers in its place, and the term, which
+rises with each change of holder: one that has the lease again after it ran out sees whether another had it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Lease:
         self._engine_id = engine_id
         self._holder = ("", -1)
         self._until = 0.0
+        self.term = 0
 
     def take(self, run: str, incarnation: int, seconds: float, now: float) -> bool:
         """Takes or renews it for so long, 0: gives it back. Whether the holder is another than before, a later
@@ -39,6 +41,7 @@ class Lease:
             reason = f"it works for {which}, which asked for it for {left:.0f} s more"
             raise EngineBusy(self._engine_id, "lease", "", reason)
         before, self._holder, self._until = self._holder, (run, incarnation), now + seconds
+        self.term += before != self._holder
         return before != self._holder
 
 
@@ -66,5 +69,5 @@ class Leases(ControlCalls):
         if self._lease.take(run, incarnation, seconds, time.monotonic()):
             await self._forget()
             await self.compute.do(lambda c: c.resume(), COMMAND_DEADLINE_S)
-        settings = self.settings
-        return {"engine_id": settings.engine_id, "pid": os.getpid(), "started_at": self._started}
+        name, term = self.settings.engine_id, self._lease.term
+        return {"engine_id": name, "pid": os.getpid(), "started_at": self._started, "term": term}

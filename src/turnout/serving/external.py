@@ -89,25 +89,27 @@ class Tenure:
     first_s: float
     renewed_s: float
 
-    async def lease(self, client: EngineClient, seconds: float, deadline_s: float) -> str:
+    async def lease(self, client: EngineClient, seconds: float, deadline_s: float) -> tuple[str, int]:
         """Takes the lease of an embedded engine, or renews it; the identity of its process, empty where it knows no
-        leases. Raises EngineBusy while another run has it."""
+        leases, and the term (turnout.engine.lease). Raises EngineBusy while another run has it."""
         body = {"run": self.run, "incarnation": self.incarnation, "seconds": seconds}
         try:
             row = await client.control("/lease", body, deadline_s)
         except EngineRefused as fault:
             log.warning("%s: another run may ask it as well", fault)
-            return ""
-        return identity_of(row, ours=True) if isinstance(row, dict) else ""
+            return "", 0
+        return (identity_of(row, ours=True), row.get("term", 0)) if isinstance(row, dict) else ("", 0)
 
 
 class ExternalEngine(Engine):
     """An engine that is asked by this run until `stop`, which only ends that. `found`: what each engine is, by its
-    id."""
+    id; `term`: of the lease that the run has."""
 
-    def __init__(self, client: EngineClient, found: dict[str, EngineInfo], tenure: Tenure) -> None:
+    def __init__(
+        self, client: EngineClient, found: dict[str, EngineInfo], tenure: Tenure, term: int = 0
+    ) -> None:
         super().__init__(Elsewhere(), client)
-        self._found, self._tenure = found, tenure
+        self._found, self._tenure, self._term = found, tenure, term
         self._info = found[client.engine_id]
         self._silent = False
 
@@ -124,7 +126,12 @@ class ExternalEngine(Engine):
     async def _identity(self, timeout_s: float) -> str:
         try:
             if self._info.ours:
-                return await self._tenure.lease(self.client, self._tenure.renewed_s, timeout_s)
+                identity, term = await self._tenure.lease(self.client, self._tenure.renewed_s, timeout_s)
+                if identity in ("", self._info.identity) and term != self._term:
+                    raise self._gone(
+                        "another run had it after the lease ran out, and its weights may be others"
+                    )
+                return identity
             return (await ask(self.client, timeout_s)).identity
         except (EngineBusy, NotUnderstood) as fault:
             raise self._gone(fault.reason if isinstance(fault, EngineBusy) else str(fault)) from fault
@@ -174,27 +181,27 @@ class ExternalEngines:
         client = kind(name, address, self._clock, self._wanted.access)
         path = info.model_path or None
         client.plan = replace(plan, worker_type=info.worker_type, ranks=info.ranks, model_path=path)
+        term = 0
         try:
             if isinstance(client, SglangClient):
                 client.stock = stock_of(info.dtype, info.device)
                 await client.control("/continue_generation", {}, ASK_S)  # a run that died may have paused it
                 await client.generates(min(GENERATES_S, max(1.0, end - self._clock.now())))
             else:
-                await self._leased(client, end)
+                term = await self._leased(client, end)
         except BaseException:
             self.found.pop(name, None)
             await client.close()
             raise
-        return ExternalEngine(client, self.found, self._tenure)
+        return ExternalEngine(client, self.found, self._tenure, term)
 
-    async def _leased(self, client: EngineClient, end: float) -> None:
-        """Has the engine work for this run. Waits for one that another run has: it may have died, and its lease
-        runs out."""
+    async def _leased(self, client: EngineClient, end: float) -> int:
+        """Has the engine work for this run; the term. Waits for one that another run has: it may have died, and its
+        lease runs out."""
         told = False
         while True:
             try:
-                await self._tenure.lease(client, self._tenure.first_s, ASK_S)
-                return
+                return (await self._tenure.lease(client, self._tenure.first_s, ASK_S))[1]
             except EngineBusy as fault:
                 if self._clock.now() + LEASE_POLL_S >= end:
                     remedy = "end the other run, or give another engine"

@@ -193,6 +193,24 @@ def test_another_process_at_its_address_and_another_run_are_seen_by_the_next_pro
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_an_engine_that_another_run_had_meanwhile_is_not_taken_for_the_one_before() -> None:
+    """The lease ran out, another run loaded its weights and gave it back, and the next probe gets it again."""
+
+    async def main() -> None:
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock(), Tenure("run", 1, 9.0, 3.0))
+        async with ScriptedEngine() as engine:
+            engine.script("/server_info", Answer(body=OURS))
+            engine.script("/model_info", Answer(body=NAMES))
+            engine.script("/lease", *(Answer(body=OURS | {"term": term}) for term in (4, 4, 6)))
+            made = await engines.connect(external_plan(engine.address), 20.0)
+            await made.probe(5.0)
+            with pytest.raises(EngineReplaced, match="another run had it"):
+                await made.probe(5.0)
+            await made.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_an_engine_that_works_for_another_run_is_waited_for_and_then_refused() -> None:
     held = Answer(503, {"success": False, "message": "it works for run b, which asked for it for 20 s more"})
 
