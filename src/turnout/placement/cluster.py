@@ -62,7 +62,9 @@ class Cluster(Protocol):
         """Raises what the starter raises, and EngineError where it could not run."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> list[str]:
+        """What is left."""
+        ...
 
 
 class ThisMachine:
@@ -78,14 +80,14 @@ class ThisMachine:
         del place, deadline_s  # the starter has its own deadline
         return await starter(LOOPBACK, self._clock)
 
-    async def close(self) -> None:
+    async def close(self) -> list[str]:
         """Processes are stopped one by one."""
+        return []
 
 
 async def closed(cluster: Cluster) -> list[str]:
     """Closes it; what is left of it."""
     try:
-        await cluster.close()
+        return await cluster.close()
     except (DeadlineExceeded, OSError, RuntimeError) as fault:
         return [str(fault)]
-    return []

@@ -100,8 +100,8 @@ class RayCluster:
             }
 
     async def start(self, place: Place, starter: Starter, deadline_s: float) -> tuple[Process, Told]:
-        own = place.name not in self._bundles
-        if own:
+        group = None  # of its own
+        if place.name not in self._bundles:
             group, _ = await self._placed(f"turnout-{self._plan.run}-{place.name}", (place,))
             self._bundles[place.name] = (group, 0)
         actor = self._actor(place)
@@ -115,21 +115,23 @@ class RayCluster:
                     raise ConfigError(came.faults)
                 raise EngineError(place.name, "start", "none", f"node {node}: {came.reason}")
         except BaseException as fault:
-            await self.removed(place.name, actor, own)
-            if isinstance(fault, self._ray.exceptions.RayError):
+            await self.removed(place.name, actor, group)
+            if isinstance(fault, self._ray.exceptions.RayError | DeadlineExceeded):
                 raise EngineError(place.name, "start", "none", _line(fault)) from fault
             raise
         log.info("%s runs on node %s as process %s", place.name, node, came[0])
-        return RayProcess(self, place.name, (actor, node, own), came[0]), came[1]
+        return RayProcess(self, place.name, (actor, node, group), came[0]), came[1]
 
-    async def close(self) -> None:
+    async def close(self) -> list[str]:
+        left: list[str] = []
         try:
             for group in {id(group): group for group, _ in self._bundles.values()}.values():
-                await self._call(
+                left += await self._ends(
                     "a group to be removed", partial(self._ray.util.remove_placement_group, group)
                 )
             if self._ray is not None:
-                await self._call("Ray to let go", self._ray.shutdown)
+                left += await self._ends("Ray to let go", self._ray.shutdown)
+            return left
         finally:
             self._bundles, self._ray = {}, None
             self._threads.close()
@@ -145,9 +147,23 @@ class RayCluster:
         return self._ray.remote(NodeProcess).options(**options).remote(str(Path.cwd()))
 
     async def _placed(self, name: str, places: Sequence[Place]) -> tuple[Any, list[int]]:
-        """A placement group that stands, and the number of its bundle for each place. Raises ConfigError."""
+        """A placement group that stands, and the number of its bundle for each place. Raises ConfigError where it
+        can't be had, EngineError where Ray does not answer."""
         util, bundles = self._ray.util, [resources(place) for place in places]
-        group = await self._call(name, partial(util.placement_group, bundles, strategy="PACK", name=name))
+        create, group = partial(util.placement_group, bundles, strategy="PACK", name=name), None
+        try:
+            group = await self._call(name, create)
+            return group, await self._order(name, places, group)
+        except BaseException as fault:
+            if group is not None:
+                await self._ends(f"{name} to be removed", partial(util.remove_placement_group, group))
+            if isinstance(fault, self._ray.exceptions.RayError | DeadlineExceeded):
+                raise EngineError(name, "start", "none", _line(fault)) from fault
+            raise
+
+    async def _order(self, name: str, places: Sequence[Place], group: Any) -> list[int]:
+        """Waits until the group stands; the bundle of each place."""
+        util, bundles = self._ray.util, [resources(place) for place in places]
         table = partial(util.placement_group_table, group)
 
         async def stands() -> dict[str, Any]:
@@ -158,7 +174,6 @@ class RayCluster:
         try:
             told = await self.clock.within(self._plan.deadline_s, f"placement group {name}", stands())
         except DeadlineExceeded as fault:
-            await self._call(name, partial(util.remove_placement_group, group))
             reason = f"{fault}: it asks for {asked(bundles)}; the cluster has {await self._has()}"
             raise ConfigError(Fault("--cluster", "ray", reason, "ask for less, or add nodes")) from fault
         nodes = {
@@ -166,17 +181,28 @@ class RayCluster:
             for node in await self._call("its nodes", self._ray.nodes)
         }
         lies = {int(at): (nodes[node], node) for at, node in told["bundles_to_node_id"].items()}
-        return group, in_order(places, lies)
+        return in_order(places, lies)
 
     async def _has(self) -> str:
         return there(await self._call("the nodes of the cluster", self._ray.nodes))
 
-    async def removed(self, name: str, actor: Any, own: bool) -> None:
-        """Ends an actor with its process, and gives back a bundle of its own."""
-        await self._call(f"the actor of {name} to be ended", partial(self._ray.kill, actor))
-        if own:
-            group, _ = self._bundles.pop(name)
-            await self._call(f"the bundle of {name}", partial(self._ray.util.remove_placement_group, group))
+    async def removed(self, name: str, actor: Any, group: Any) -> None:
+        """Ends an actor with its process, and gives back the group of its own (None: it has none), as far as Ray
+        answers: what it keeps ends with this driver. Again it does no harm."""
+        await self._ends(f"the actor of {name} to be ended", partial(self._ray.kill, actor))
+        if group is not None:
+            if self._bundles.get(name, (None, 0))[0] is group:  # not that of its next life
+                del self._bundles[name]
+            await self._ends(f"the bundle of {name}", partial(self._ray.util.remove_placement_group, group))
+
+    async def _ends(self, what: str, work: Callable[[], Any]) -> list[str]:
+        """Has Ray end something; why it did not, which is told and keeps nothing else from its end."""
+        try:
+            await self._call(what, work)
+        except (self._ray.exceptions.RayError, DeadlineExceeded, OSError, RuntimeError) as fault:
+            log.warning("%s: %s", what, _line(fault))
+            return [f"{what}: {_line(fault)}"]
+        return []
 
     async def _call(self, what: str, work: Callable[[], Any]) -> Any:
         """A call of Ray that blocks, on a thread."""
@@ -212,15 +238,13 @@ class RayCluster:
 
 class RayProcess:
     """A process on a node of the cluster; used as a ChildProcess. `beside`: its actor, the address of the node, and
-    whether its bundle is only its own."""
+    the group of its own (None: its bundle is one of the run's)."""
 
     state = ""  # known to the kernel of another machine
 
-    def __init__(
-        self, cluster: RayCluster, name: str, beside: tuple[Any, str, bool], pid: int | None
-    ) -> None:
+    def __init__(self, cluster: RayCluster, name: str, beside: tuple[Any, str, Any], pid: int | None) -> None:
         self.pid, self._cluster, self._name = pid, cluster, name
-        self._actor, self._node, self._own = beside
+        self._actor, self._node, self._group = beside
         self._gone = asyncio.Event()  # there is no actor to ask
         self._end = asyncio.ensure_future(self._ended())
 
@@ -246,7 +270,7 @@ class RayProcess:
             if not self._gone.is_set():  # Ray takes its time to give up a call to a node that is lost
                 stopped = first(_answer(self._actor.stop.remote(grace_s)), self._gone.wait())
                 await clock.within(grace_s + STOP_S, f"{self._name} to stop", stopped)
-        await self._cluster.removed(self._name, self._actor, self._own)
+        await self._cluster.removed(self._name, self._actor, self._group)
         with contextlib.suppress(DeadlineExceeded):
             await clock.within(STOP_S, f"the actor of {self._name} to end", self.ended())
 
