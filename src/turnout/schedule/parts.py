@@ -188,14 +188,15 @@ class TrainerThread:
 
     @property
     def watches(self) -> list[Coroutine[Any, Any, None]]:
-        """For the time the run goes on: ends with TrainerLost where a rank ends while nothing is asked of it."""
+        """For the time the run goes on: ends with TrainerLost where a rank ends while nothing is asked of it, with
+        what a call failed with where nobody waited for that call."""
         return [] if self._ranks is None else [self._lost(self._ranks)]
 
     async def _lost(self, ranks: Ranks) -> None:
         how = await ranks.ended()
         if ranks.busy or ranks.killed:
             await self._clock.sleep(RANKS_SAY_S)  # the call under way, or that failed, tells more
-        raise TrainerLost(f"the trainer failed between its calls: {how}")
+        raise ranks.cause or TrainerLost(f"the trainer failed between its calls: {how}")
 
     async def close(self) -> None:
         self._thread.close()

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnout.core.errors import ConfigError, DeadlineExceeded, Fault, TrainerLost
+from turnout.core.errors import ConfigError, DeadlineExceeded, Fault, TrainerLost, TurnoutError
 from turnout.core.ports import Clock
 from turnout.placement.devices import VISIBLE, visible_gpus
 from turnout.placement.processes import (
@@ -63,7 +63,8 @@ class Ranks:
         self.plan, self.processes, self.wires = plan, processes, wires
         self.places: dict[int, str] = {}  # where ranks are that have not answered for a while
         self.busy = False  # a call is under way
-        self.killed = False  # by `kill`: whose call failed tells why
+        self.killed = False
+        self.cause: TurnoutError | OSError | None = None  # what a call failed with, so that they were killed
         self.file = new_file()  # tensors and log-probs come back in it, one at a time
         self._loop = asyncio.get_running_loop()
 
@@ -81,9 +82,9 @@ class Ranks:
             process = self.processes[rank]
             return f"process {process.pid} of {process.name} closed its connection{last_words(process.log)}"
 
-    def kill(self) -> None:
+    def kill(self, cause: TurnoutError | OSError | None = None) -> None:
         """Ends all at once, from any thread; they are reaped by `stop`."""
-        self.killed = True
+        self.killed, self.cause = True, cause
         for process in self.processes:
             if process.alive:
                 signal_group(process.pid, signal.SIGKILL)

@@ -232,7 +232,7 @@ class RankedBackend:
             f"the trainer failed in phase {call.phase!r}: {self._why(call, asked, faults)}"
         )
         self._lost = told if isinstance(told, TrainerLost) else TrainerLost(str(told))
-        self._ranks.kill()
+        self._ranks.kill(told)
         raise told
 
     def _why(self, call: _Call, asked: Sequence[int], faults: dict[int, Message]) -> str:

@@ -21,6 +21,7 @@ from turnout.placement.devices import VISIBLE
 from turnout.placement.processes import ChildProcess
 from turnout.placement.real import RealClock
 from turnout.placement.tasks import first
+from turnout.schedule import parts
 from turnout.schedule.parts import TrainerThread
 from turnout.train import rank_launch, ranks
 from turnout.train.rank import Rank
@@ -77,6 +78,8 @@ class Scripted:
 
     def ending(self, rank: int) -> str:
         return f"rank {rank} was killed"
+
+    cause = None
 
     async def ended(self) -> str:
         while not self.killed:  # noqa: ASYNC110 - set by any thread
@@ -145,7 +148,12 @@ def test_one_error_tells_of_a_call_that_failed(
             backend.save(tmp_path)
 
 
-def test_the_end_of_the_ranks_that_a_failed_call_brought_is_not_told_as_the_cause(tmp_path: Path) -> None:
+@pytest.mark.parametrize("awaited", [True, False])
+def test_the_end_of_the_ranks_that_a_failed_call_brought_is_not_told_as_the_cause(
+    awaited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not awaited:  # as of a checkpoint that is written beside training
+        monkeypatch.setattr(parts, "RANKS_SAY_S", 0.1)
     backend, scripted = made(
         lambda rank, _: faulty(TrainError("the loss is a number")) if rank else FINE, tmp_path
     )
@@ -158,8 +166,8 @@ def test_the_end_of_the_ranks_that_a_failed_call_brought_is_not_told_as_the_caus
         async def loop() -> None:
             try:
                 await trainer.call("to save", lambda it: it.save(tmp_path))
-            finally:
-                await asyncio.sleep(0.3)  # what it had under way ends
+            finally:  # what it had under way ends
+                await (asyncio.sleep(0.3) if awaited else asyncio.Event().wait())
 
         await first(loop(), *trainer.watches)
 
