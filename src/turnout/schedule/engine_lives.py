@@ -240,9 +240,10 @@ class EngineLives:
         await self._clock.sleep(probes.first_wait_s)
         while True:
             await self._clock.sleep(probes.interval_s)
-            if around.changing(name) and engine.process.state != STOPPED:
-                continue
             try:
+                if around.changing(name) and engine.process.state != STOPPED:
+                    await engine.keep(probes.timeout_s)
+                    continue
                 sign, reason = await _probed(engine, probes.timeout_s)
             except EngineReplaced as fault:
                 return fault.reason

@@ -16,6 +16,7 @@ from turnout.serving.external import ExternalEngines, Tenure, Wanted, plans_of
 from turnout.serving.roster import EnginePlan
 
 LEASE_S, PROBES = 30.0, 3  # of a run that ended without a word: at least so long, and so many probes
+LEASE_S_MAX = 3600.0  # no engine is leased for longer
 FILE = "--rollout-external-engine-file"
 
 
@@ -33,8 +34,11 @@ def external_engines(config: RunConfig, model: Path, clock: Clock, who: tuple[st
     """How the run asks engines of somebody else; `model` is its checkpoint, `who` its id and incarnation."""
     identity, access = ModelIdentity.of_folder(model), external_access(config)
     probe_s = config.rollout_health_check_interval + config.rollout_health_check_timeout
-    first_s = config.engine_start_timeout_s + config.rollout_health_check_first_wait
-    tenure = Tenure(*who, first_s=max(LEASE_S, first_s), renewed_s=max(LEASE_S, PROBES * probe_s))
+    # until the first probe: the other engines start, and the first version is published
+    first_s = config.engine_start_timeout_s + config.update_weight_timeout_s
+    first_s += config.rollout_health_check_first_wait
+    first_s, renewed_s = (min(LEASE_S_MAX, max(LEASE_S, s)) for s in (first_s, PROBES * probe_s))
+    tenure = Tenure(*who, first_s=first_s, renewed_s=renewed_s)
     return ExternalEngines(Wanted(config.dtype, identity, access, sglang_faults(config)), clock, tenure)
 
 

@@ -123,6 +123,16 @@ class ExternalEngine(Engine):
                 raise self._gone("another process answers at its address")
         self._silent = False
 
+    async def keep(self, timeout_s: float) -> None:
+        """Renews the lease: a long update must not outlast it."""
+        if self._info.ours:
+            try:
+                await self._identity(timeout_s)
+            except EngineReplaced:
+                raise
+            except (EngineError, DeadlineExceeded) as fault:
+                log.info("its lease is not renewed now: %s", fault)
+
     async def _identity(self, timeout_s: float) -> str:
         try:
             if self._info.ours:

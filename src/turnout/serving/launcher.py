@@ -57,6 +57,9 @@ class Engine:
         DeadlineExceeded as every call."""
         await self.client.health(timeout_s)
 
+    async def keep(self, timeout_s: float) -> None:
+        """What goes on in place of probes while it may be late to answer; raises EngineReplaced alone."""
+
     async def stop(self) -> None:
         await self.client.close()
         await self.process.stop(STOP_GRACE_S)

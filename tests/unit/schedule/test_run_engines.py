@@ -62,6 +62,17 @@ class Process:
         self.end.set()
 
 
+class Kept(Engine):
+    """One whose lease is renewed."""
+
+    def __init__(self, process: Any, client: EngineClient, renewed: list[str]) -> None:
+        super().__init__(process, client)
+        self.renewed = renewed
+
+    async def keep(self, timeout_s: float) -> None:
+        self.renewed.append(self.engine_id)
+
+
 @dataclass
 class World:
     """Engines, the faults that their next starts meet, and what is told of them."""
@@ -70,6 +81,7 @@ class World:
     processes: dict[str, Process] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     joined: list[str] = field(default_factory=list)
+    renewed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = Quick()
@@ -81,7 +93,7 @@ class World:
         client = EngineClient(plan.engine_id, Address("127.0.0.1", 9), self.clock)
         client.plan, process = plan, Process()
         self.processes[plan.engine_id] = process
-        return Engine(process, client)
+        return Kept(process, client, self.renewed)
 
     async def _joins(self, client: EngineClient) -> None:
         client.holds = Any  # type: ignore[assignment]  # whatever it is
@@ -266,6 +278,7 @@ def test_an_engine_that_is_probed_in_an_update_is_one_whose_process_stands_still
             await world.until(lambda: world.lost == ["engine-0"])
         else:
             await asyncio.sleep(0.5)  # some fifty probes' time
+            await world.until(lambda: {*world.renewed} == {"engine-0", "engine-1"})
 
     plans = [EnginePlan("engine-0"), EnginePlan("engine-1")]
     world.run(plans, work(), probes=Probes(1.0, 1.0), changing=True)

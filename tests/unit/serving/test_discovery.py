@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripted_engine import Answer, ScriptedEngine
+from tests.scripted_engine import RESET, Answer, ScriptedEngine
 from turnout.core.errors import ConfigError, EngineError, EngineReplaced, Fault
 from turnout.placement.real import RealClock
 from turnout.serving.access import OPEN
@@ -189,6 +189,26 @@ def test_another_process_at_its_address_and_another_run_are_seen_by_the_next_pro
                         await made[1].probe(5.0)
             for one in made:
                 await one.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_lease_is_renewed_while_weights_are_put_into_place_and_silence_is_not_judged() -> None:
+    held = Answer(503, {"success": False, "message": "it works for run b"})
+
+    async def main() -> None:
+        engines = ExternalEngines(Wanted("bfloat16", MODEL, OPEN), RealClock(), Tenure("run", 1, 9.0, 3.0))
+        async with ScriptedEngine() as engine:
+            engine.script("/server_info", Answer(body=OURS))
+            engine.script("/model_info", Answer(body=NAMES))
+            engine.script("/lease", Answer(body=OURS), Answer(body=OURS), Answer(500), RESET, held)
+            made = await engines.connect(external_plan(engine.address), 20.0)
+            for _ in range(3):
+                await made.keep(5.0)
+            assert [row["seconds"] for row in engine.sent("/lease")] == [9.0, 3.0, 3.0, 3.0]
+            with pytest.raises(EngineReplaced, match="it works for run b"):
+                await made.keep(5.0)
+            await made.stop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
