@@ -277,8 +277,12 @@ def ray_reaches_them(c: RunConfig) -> Iterator[Fault]:
     if c.cluster != "ray":
         return
     if "sglang" in c.programs and c.sglang_device == "cuda":
-        reason = "not yet done: SGLang on GPUs in a Ray cluster, where nothing keeps the trainer's GPUs for it"
-        yield Fault("--cluster", "ray", reason, "use --cluster local, --engine embedded or --sglang-device cpu")
+        reason = (
+            "not yet done: SGLang on GPUs in a Ray cluster, where nothing keeps the trainer's GPUs for it"
+        )
+        yield Fault(
+            "--cluster", "ray", reason, "use --cluster local, --engine embedded or --sglang-device cpu"
+        )
     if c.update_weight_transport == "tensor":
         reason = "an engine may lie on another node, and share no memory with the controller"
         remedy = "use --update-weight-transport disk or group"
