@@ -115,9 +115,14 @@ def _faults(config: Any) -> list[Fault]:
     windowed = getattr(config, "sliding_window", None) is not None and not hasattr(config, "layer_types")
     if sliding or windowed:
         faults.append(Fault("sliding_window", str(getattr(config, "sliding_window", None)), "is not served"))
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        faults.append(Fault("rope_type", rope, "depends on the longest sequence of a batch; not served"))
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind, rotated = rope.get("rope_type", "default"), rope.get("partial_rotary_factor", 1)
+    if kind in ("dynamic", "longrope"):
+        faults.append(Fault("rope_type", kind, "depends on the longest sequence of a batch; not served"))
+    if rotated not in (None, 1):
+        faults.append(
+            Fault("partial_rotary_factor", str(rotated), "only models that rotate whole heads are served")
+        )
     if getattr(config, "quantization_config", None) is not None:
         faults.append(Fault("quantization_config", "set", "quantised checkpoints are not served"))
     return faults

@@ -161,7 +161,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     if kinds != {"full_attention"}:
         faults.append(Fault(f"{where}: layer_types", str(sorted(kinds)), "only full attention is trained"))
     rotated = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)
-    if rotated != 1:
+    if rotated not in (None, 1):
         reason = "only models that rotate whole heads are trained"
         faults.append(Fault(f"{where}: partial_rotary_factor", str(rotated), reason))
     if faults:

@@ -48,6 +48,11 @@ def test_settings_name_every_fault():
             "sliding_window",
         ),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}
+            | {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor",
+        ),
     ],
 )
 def test_a_model_that_would_be_served_wrongly_is_refused(tmp_path, change, where):
