@@ -65,7 +65,8 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path: Path, nodes: RayNode
 
 
 def test_the_object_store_has_what_was_put_until_it_is_dropped(nodes: RayNodes) -> None:
-    """Here in two drivers, as a controller and a rank are; the reader has a view, not a copy."""
+    """Here in two drivers, as a controller and a rank are; the reader has a view, not a copy. What hands
+    them out lies beside the controller, and is made anew where it ends."""
     halves = r"""
 from turnout.placement.ray_data import ObjectStoreData
 import ray, subprocess, sys
@@ -79,10 +80,16 @@ reader = (
 )
 done = subprocess.run([sys.executable, "-c", reader, *handles], capture_output=True, text=True)
 print(done.stdout.strip(), "KeyError" in done.stderr)
+node = way._keeper.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+print(ray.get(node) == ray.get_runtime_context().get_node_id())
+ray.kill(way._keeper)
+way.drop(handles[0])
+done = subprocess.run([sys.executable, "-c", reader, way.put(b"new")], capture_output=True, text=True)
+print(done.stdout.strip())
 """
     words = [sys.executable, "-c", halves, nodes.address]
     told = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert told == "300000 0 True True\n"
+    assert told == "300000 0 True True\nTrue\n3 119 True\n"
 
 
 def test_what_a_killed_controller_had_is_free_again(tmp_path: Path, nodes: RayNodes) -> None:
