@@ -29,10 +29,10 @@ check: $(VENV)/installed
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# unit tests in a process per core, one thread each; what starts processes itself comes after them, one at a time
+# in a process per core, one thread each: unit tests, and after them what starts processes itself
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -n 2 --dist loadfile $(ARGS)
-	$(BIN)/pytest tests --ignore tests/unit $(ARGS)
+	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadfile $(ARGS)
 
 test-sglang: $(VENV)/installed
 	TURNOUT_TEST_SGLANG=1 $(if $(TORCH_INDEX),TORCH_INDEX=$(TORCH_INDEX)) $(BIN)/pytest tests/sglang $(ARGS)

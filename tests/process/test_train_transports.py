@@ -3,6 +3,7 @@ through a group is written as slime's scripts write it: other names, and Megatro
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -60,4 +61,7 @@ def test_wgt_11_a_run_is_the_same_whatever_way_the_weights_take(by_disk: Path, t
     assert processes_of(path) == []
     assert [row["leftovers"] for row in of_kind(path, "RunEnded")] == [[]]
     assert sorted(p.name for p in (path / "weights").iterdir()) == ["INCARNATIONS", "PUBLISHED", "run.json"]
-    assert [name for name in os.listdir("/dev/shm") if name.startswith("turnout_")] == []  # noqa: PTH208
+    pids = [json.loads((path / "waits.json").read_text())["pid"]]
+    pids += [row["pid"] for row in of_kind(path, "EngineReady")]
+    names = os.listdir("/dev/shm")  # noqa: PTH208
+    assert [name for pid in pids for name in names if name.startswith(f"turnout_{pid}_")] == []

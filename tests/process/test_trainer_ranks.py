@@ -67,7 +67,7 @@ def test_two_ranks_are_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await writing
         alone.load(tmp_path / "beside")
         assert (both.steps_done, alone.steps_done) == (1, 0)
-        with pytest.raises(TrainError, match=r"trainer rank 0 .*no such folder"):
+        with pytest.raises(OSError, match="no such folder"):
             await asyncio.to_thread(await asyncio.to_thread(both.copied), tmp_path / "no such folder")
 
         ranks.plan = replace(ranks.plan, deadline_s=1.0)
