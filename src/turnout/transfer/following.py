@@ -3,7 +3,8 @@
 Owns what of the run's versions such an engine may hold, and by what it proves them. Promises: an engine holds a
 version once it has proved it and the version is committed, whenever and over whatever others it came there; an
 update hears of each proof that it waits for; one that names weights which never became current, or can't prove what
-it names, is fenced until it proves a committed version. One that does not answer is left to who watches its health.
+it names, is fenced until it proves a committed version. One that does not answer, answers late or is busy is left to
+who watches its health.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from turnout.core.errors import DeadlineExceeded, EngineDead, EngineError, WeightError
+from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, EngineError, WeightError
 from turnout.core.events import VersionAttested
 from turnout.core.version import WeightVersion
 from turnout.placement.tasks import first
@@ -86,9 +87,11 @@ class Following:
             if found.label == label:  # else it has gone on meanwhile
                 found = self._updater.proved(engine, found, held.version, self._expected[label])
                 self._proved(engine, life, held, found)
-        except (EngineDead, DeadlineExceeded):
+        except (EngineDead, EngineBusy, DeadlineExceeded):
             return
         except (EngineError, WeightError) as fault:
+            if isinstance(fault.__cause__, DeadlineExceeded):
+                return  # a client's call that came too late
             if life == self._fleet.lives[name]:
                 self._fence(engine, str(fault))
             await self._clock.sleep(WRONG_PAUSE_S)

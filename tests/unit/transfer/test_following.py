@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnout.core.errors import EngineError, WeightError
+from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineError, WeightError
 from turnout.core.events import EngineReady, VersionAttested, VersionPublished
 from turnout.core.version import WeightVersion
 from turnout.observe.audit_versions import VERSION_RULES
@@ -170,6 +170,26 @@ def test_one_that_holds_what_never_became_current_is_fenced_and_heals_with_the_n
         assert world.fleet.standing(version(1).label, "y") is Standing.VOID
         world.store.then = lambda made: [setattr(engine, "serves", made) for engine in (world.x, world.y)]
         await world.update(2)
+        assert world.routable() == ["x", "y"]
+
+    world.run(use)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_one_that_is_late_or_busy_is_left_to_who_watches_its_health(busy: bool) -> None:
+    world = World()
+    asked: list[float] = []
+
+    async def not_now(deadline_s: float) -> str:
+        asked.append(deadline_s)
+        if busy:
+            raise world.y.fault(EngineBusy, "attest", "503")
+        late = DeadlineExceeded("engine y to answer", deadline_s)
+        raise world.y.fault(EngineError, "attest", str(late)) from late
+
+    async def use() -> None:
+        world.y.served_label = not_now  # type: ignore[method-assign]
+        await world.until(lambda: len(asked) > 3)
         assert world.routable() == ["x", "y"]
 
     world.run(use)
