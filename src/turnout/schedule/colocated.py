@@ -93,6 +93,10 @@ class Colocated:
         self._move(Moved.QUIET)
         released = sum(await self._of_each(engines, self._engine_gives))
         self._move(Moved.RELEASED)
+        late = [
+            engine for engine in self._engines.running() if self._switches.engines and engine not in engines
+        ]
+        released += sum(await self._of_each(late, self._engine_gives))  # that came while the others gave back
         if self._switches.trainer:
             await self._trainer.call("the trainer to take its memory", lambda t: _offloading(t).onload())
         self._move(Moved.ONLOADED)

@@ -232,6 +232,22 @@ def test_an_engine_that_dies_on_the_way_is_left_to_who_watches_it() -> None:
     run(work())
 
 
+def test_mem_01_an_engine_that_comes_while_the_others_give_back_gives_back_as_well() -> None:
+    """Before the trainer's turn, so that whoever had it join did not ask for it."""
+    late = FakeEngine("engine-1")
+
+    class First(FakeEngine):
+        async def load(self) -> int:
+            if late not in world.engines:
+                world.engines = [*world.engines, late]
+                await world.turns.joins(late)  # type: ignore[arg-type]
+            return await super().load()
+
+    world = FakeWorld(First())
+    metrics = run(world.turns.train(BATCH))
+    assert "onload beside 0 MB" in world.log and metrics["released_bytes"] == 200 * MB
+
+
 def test_a_failed_update_takes_no_memory_twice() -> None:
     """A real SGLang dies on resuming what it did not release."""
     engine = FakeEngine()
