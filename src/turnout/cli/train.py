@@ -90,6 +90,8 @@ async def _run(sessions: list[Session | TrainOnly], source: Any, config: RunConf
     except asyncio.CancelledError:
         print("turnout: terminated", file=sys.stderr)
         return TERMINATED
+    finally:
+        await sessions[-1].close()
 
 
 def _finish(config: RunConfig, paths: RunPaths, session: Session | TrainOnly) -> None:

@@ -79,9 +79,15 @@ class Session:
             return None
         made = Session(run.config, replace(run.paths, resumed=True), self._record, run.clock, run.files)
         made._run.left.update(left)
+        self._left = None
         made._lost = self._lost + 1
         made.limits.spent_s = self.limits.spent_s + self.outcome.seconds_total
         return made
+
+    async def close(self) -> None:
+        """Stops engines that were left for an incarnation that did not come."""
+        await _stopped(self._run.left)
+        await _stopped(self._left or {})
 
     def _ends(self, status: str, reason: str) -> None:
         self.outcome.status, self.outcome.reason = status, reason
@@ -162,7 +168,7 @@ class Session:
         """What is open when a run has finished is dropped; after any other end a resume goes on with it."""
         leftovers = await self._engines.stop()
         leftovers += await closed(self._run.cluster)
-        await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in self._run.left.values()))
+        await _stopped(self._run.left)
         try:
             with book.transaction():
                 for group in list(book.open_groups) if self.outcome.status == "finished" else ():
@@ -175,3 +181,10 @@ class Session:
         finally:
             if self.outcome.status != SUPERSEDED:
                 events.emit(RunEnded(self.outcome.status, self.outcome.reason, leftovers))
+
+
+async def _stopped(left: dict[str, OwnProcess]) -> None:
+    """Stops each once: the id of one that has ended may be another's."""
+    processes = list(left.values())
+    left.clear()
+    await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in processes))

@@ -57,6 +57,9 @@ class TrainOnly:
     def again(self) -> None:
         """It is not gone on with."""
 
+    async def close(self) -> None:
+        """It has no engines."""
+
     async def run(self, model: Path, panel: Panel) -> RunOutcome:
         """Trains on all batches; raises the TurnoutError that ended it early."""
         config, paths, outcome = self._config, self._paths, self.outcome

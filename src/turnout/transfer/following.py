@@ -3,8 +3,8 @@
 Owns what of the run's versions such an engine may hold, and by what it proves them. Promises: an engine holds a
 version once it has proved it and the version is committed, whenever and over whatever others it came there; an
 update hears of each proof that it waits for; one that names weights which never became current, or can't prove what
-it names, is fenced until it proves a committed version. One that does not answer, answers late or is busy is left to
-who watches its health.
+it names, is fenced until it proves a committed version. One that is silent, late or busy is left to who watches its
+health.
 """
 
 from __future__ import annotations
