@@ -15,7 +15,7 @@ import pytest
 
 from tests.process.run_process import ROOT, environment, gone_within, processes_of
 from tests.train_models import batch_of, make_model, make_samples, settings_for
-from turnout.core.errors import ModelError, TrainerLost, TrainError
+from turnout.core.errors import ModelError, TrainerLost
 from turnout.placement.real import RealClock
 from turnout.placement.shared_memory import FOLDER, sweep
 from turnout.train.local import LocalBackend
