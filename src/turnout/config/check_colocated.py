@@ -60,6 +60,12 @@ def there_are_turns(c: RunConfig) -> Iterator[Fault]:
         yield Fault(flag, "", reason, "leave it out, or give --eval-prompt-data")
 
 
+def nothing_is_saved_beside(c: RunConfig) -> Iterator[Fault]:
+    if c.async_save and c.offloads_train:
+        reason = "the trainer gives its memory back, and a checkpoint beside it is a copy of that"
+        yield Fault("--async-save", "", reason, f"leave it out, or {_switch(c)}")
+
+
 def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
     """A trainer of one process, and embedded engines of the model that is trained."""
     if c.offloads_train and c.actor_gpus > 1:
@@ -89,5 +95,6 @@ COLOCATED_CHECKS = (
     every_step_has_a_version,
     released_engines_load_whole,
     there_are_turns,
+    nothing_is_saved_beside,
     halves_can_give_back,
 )

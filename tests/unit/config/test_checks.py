@@ -244,6 +244,11 @@ REFUSED = [
     (["--offload", "--debug-rollout-only"], "--offload", "leave it out, or --debug-rollout-only"),
     ([*SFT, "--offload"], "--offload", "leave it out, or give --eval"),
     ([*SFT, "--offload-train"], "--offload-train", "leave it out, or give --eval"),
+    (
+        ["--offload-train", "--async-save", "--save-interval", "2"],
+        "--async-save",
+        "leave it out, or --offload-train",
+    ),
     (["--offload-train", "--actor-num-gpus-per-node", "2"], "--offload-train", "--offload-rollout alone"),
     (["--offload-rollout", "--cluster", "ray"], "--offload-rollout", "give --cluster local, or give"),
     (["--offload", *STOCK, "--colocate"], "--offload", "use --engine embedded, or give --offload-train"),
