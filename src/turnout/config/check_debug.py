@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from turnout.config.check_files import exists, is_file, is_folder
-from turnout.config.run_config import RunConfig
+from turnout.config.run_config import RunConfig, specs
 from turnout.core.errors import Fault
 
 STEP = "{rollout_id}"  # slime's name
@@ -43,4 +43,19 @@ def saved_batch_is_there(c: RunConfig) -> Iterator[Fault]:
         yield Fault(_LOAD, path, f"{first} holds no batch.safetensors", "give the folder of a broken step")
 
 
-DEBUG_CHECKS = (one_half, one_file_for_each_step, saved_batch_is_there)
+def saved_batches_make_no_checkpoint(c: RunConfig) -> Iterator[Fault]:
+    """Options of a run that is gone on with, and of engines beside the trainer."""
+    if not c.train_only:
+        return
+    for name in ("save", "save_interval"):  # without which --async-save is refused
+        if (value := getattr(c, name)) != specs()[name].default:
+            reason = f"a run on saved batches ({_LOAD}) begins anew and has no checkpoints"
+            yield Fault(specs()[name].flag, str(value), reason, "give --save-hf for its last weights")
+    for name in ("offload", "offload_train", "offload_rollout"):
+        if getattr(c, name):
+            yield Fault(
+                specs()[name].flag, "", f"{_LOAD} starts no engine to take turns with", "leave it out"
+            )
+
+
+DEBUG_CHECKS = (one_half, one_file_for_each_step, saved_batch_is_there, saved_batches_make_no_checkpoint)

@@ -119,6 +119,7 @@ def replay_of(config: RunConfig, broken: Path) -> RunConfig:
     without checkpoints, engines or a run to go on with is as by default."""
     places = ("save", "save_interval", "save_hf", "save_debug_rollout_data", "ledger_dir", "max_wall_time")
     refused = ("async_save", "resume", "cluster", "ray_address", "rollout_data_transport")
+    refused += ("offload", "offload_train", "offload_rollout")
     change: dict[str, Any] = dict.fromkeys((*places, "update_weight_disk_dir"))
     change |= {name: specs()[name].default for name in refused}
     change |= {"load_debug_rollout_data": str(broken), "debug_train_only": True, "debug_rollout_only": False}

@@ -20,6 +20,7 @@ GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
 
 RLOO = ["--advantage-estimator", "rloo"]
+LOADED = ["--load-debug-rollout-data", "quick.yaml"]
 SAVED = ["--num-rollout", "1", "--save-debug-rollout-data", "quick.yaml"]
 
 EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
@@ -417,6 +418,11 @@ REFUSED = [
     (["--load-debug-rollout-data", "{rollout_id}.st"], "--load-debug-rollout-data", "there is no 0.st"),
     (["--load-debug-rollout-data", "model"], "--load-debug-rollout-data", "holds no batch.safetensors"),
     (["--debug-train-only"], "--debug-train-only", "nothing to train on"),
+    ([*LOADED, "--save", "out"], "--save", "give --save-hf"),
+    ([*LOADED, "--save-interval", "2"], "--save-interval", "give --save-hf"),
+    ([*LOADED, "--offload"], "--offload", "leave it out"),
+    ([*LOADED, "--offload-train"], "--offload-train", "leave it out"),
+    ([*LOADED, "--offload-rollout"], "--offload-rollout", "leave it out"),
     (
         ["--load-debug-rollout-data", "quick.yaml", "--debug-rollout-only"],
         "--debug-rollout-only",
