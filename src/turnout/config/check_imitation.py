@@ -44,7 +44,7 @@ def fine_tuning_samples_nothing(c: RunConfig) -> Iterator[Fault]:
         ("rollout_temperature", 1.0), ("use_rollout_logprobs", False), ("group_rm", False),
         ("entropy_coef", 0.0), ("use_opsm", False), ("overlong_buffer_len", None), ("eps_clip_c", None),
         ("mask_truncated_completions", False), ("custom_advantage_function_path", None),
-        ("custom_loss_function_path", None),
+        ("custom_loss_function_path", None), ("debug_rollout_only", False),
     ):  # fmt: skip
         value = getattr(c, name)
         if value != neutral:
@@ -57,9 +57,24 @@ def fine_tuning_samples_nothing(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--prompt-data", c.prompt_data, "is a task, which shows no answers", "give a file")
 
 
+def nobody_is_asked(c: RunConfig) -> Iterator[Fault]:
+    """Options about engines, of a run that has none."""
+    if c.asks_engines:
+        return
+    for name in (
+        "router", "router_policy", "router_args", "sglang_router_ip", "rollout_external_engine_addrs",
+        "rollout_external_engine_file", "update_weight_mode",
+    ):  # fmt: skip
+        value = getattr(c, name)
+        if value not in (specs()[name].default, "direct"):
+            reason = "--loss-type sft_loss without an evaluation has no engines"
+            yield Fault(specs()[name].flag, str(value), reason, "leave it out, or give --eval-prompt-data")
+
+
 IMITATION_CHECKS = (
     teacher_is_there,
     teacher_scores_as_sampled,
     nothing_to_filter_by,
     fine_tuning_samples_nothing,
+    nobody_is_asked,
 )

@@ -154,8 +154,8 @@ eval_interval: 1
 WAYS = {
     "memory": "offload: true\ncolocate: true\nengine_linger: 60\nrouter: smg\n",
     "ray": "cluster: ray\nray_address: auto\nrollout_data_transport: object-store\nactor_num_gpus_per_node: 2\n",
-    "async": "schedule: async\nasync_save: true\nmax_lead: 2\nmax_engine_lag: 1\non_weight_update: continue\nmask_kv_mixed: true\n"
-    "off_policy: tis\nupdate_weight_mode: delta\nengine_linger: 60\n",
+    "async": "schedule: async\nmax_lead: 2\nmax_engine_lag: 1\non_weight_update: continue\nmask_kv_mixed: true\n"
+    "async_save: true\noff_policy: tis\nupdate_weight_mode: delta\nengine_linger: 60\n",
     "store": "update_weight_disk_dir: s3://bucket/run\nengine_linger: 9\n",
     "critic": "advantage_estimator: ppo\nnum_critic_only_steps: 1\nuse_kl_loss: true\nkl_loss_coef: 0.1\n",
     "sglang": "engine: sglang\nupdate_weight_transport: group\n",
