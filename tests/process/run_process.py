@@ -98,3 +98,13 @@ def gone_within(run_dir: Path, seconds: float) -> list[str]:
     while time.monotonic() < end and processes_of(run_dir):
         time.sleep(0.05)
     return processes_of(run_dir)
+
+
+def whole(run_dir: Path, status: int, err: str) -> dict[str, Any]:
+    """The summary of a run that ended well, with nothing lost or left behind."""
+    assert status == 0, err
+    assert gone_within(run_dir, 5) == []
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["audit"]["failed"] == 0, summary["audit"]
+    assert summary["groups"]["lost"] == 0
+    return summary

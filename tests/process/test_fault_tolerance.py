@@ -6,12 +6,11 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.held_reward import VARIABLE
-from tests.process.run_process import TINY, ended, gone_within, of_kind, start, wait_for
+from tests.process.run_process import TINY, ended, gone_within, of_kind, start, wait_for, whole
 
 WORDS = (
     "--use-fault-tolerance", "--rollout-num-engines", "2", "--engine-threads", "1", "--no-plots",
@@ -24,16 +23,6 @@ HELD = "tests.held_reward:held"
 def pids(run: Path) -> dict[str, int]:
     """Of the newest life of each engine."""
     return {row["engine"]: row["pid"] for row in of_kind(run, "EngineReady")}
-
-
-def whole(run: Path, status: int, err: str) -> dict[str, Any]:
-    """The summary of a run that ended well, with nothing lost or left behind."""
-    assert status == 0, err
-    assert gone_within(run, 5) == []
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["status"] == "finished" and summary["audit"]["failed"] == 0, summary["audit"]
-    assert summary["groups"]["lost"] == 0
-    return summary
 
 
 @pytest.mark.parametrize(

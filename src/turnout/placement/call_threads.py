@@ -11,8 +11,11 @@ import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
+from turnout.core.ports import Clock
+
+T = TypeVar("T")
 Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None  # None: end
 
 
@@ -40,6 +43,14 @@ class CallThreads:
         if not future.done():
             self.left_behind += 1
             future.cancel()
+
+    async def within(self, clock: Clock, deadline_s: float, what: str, work: Callable[[], T]) -> T:
+        """The result of `work`; raises DeadlineExceeded, which names `what`, where it does not come in time."""
+        future = self.call(work)
+        try:
+            return await clock.within(deadline_s, what, asyncio.shield(future))
+        finally:
+            self.abandon(future)
 
     def close(self) -> None:
         """Ends the threads that are in no call. Nothing is called after this."""

@@ -206,11 +206,7 @@ class RayCluster:
 
     async def _call(self, what: str, work: Callable[[], Any]) -> Any:
         """A call of Ray that blocks, on a thread."""
-        future = self._threads.call(work)
-        try:
-            return await self.clock.within(CALL_S, what, future)
-        finally:
-            self._threads.abandon(future)
+        return await self._threads.within(self.clock, CALL_S, what, work)
 
     async def _started(self) -> str:
         """The address of a cluster of our own."""

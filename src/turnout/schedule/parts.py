@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -206,13 +205,11 @@ class TrainerThread:
     async def _run(self, what: str, work: Callable[[], T]) -> T:
         if self._thread.left_behind:
             raise TrainError(f"no {what}: an earlier call of the trainer never came back")
-        future = self._thread.call(work)
         self.doing = what, self._clock.now()
         try:
-            return await self._clock.within(self._deadline_s, what, asyncio.shield(future))
+            return await self._thread.within(self._clock, self._deadline_s, what, work)
         finally:
             self.doing = None
-            self._thread.abandon(future)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,11 +19,7 @@ class SaveThread:
         self._threads = CallThreads("checkpoint")
 
     async def call(self, what: str, work: Callable[[], T]) -> T:
-        future = self._threads.call(work)
-        try:
-            return await self._clock.within(self._deadline_s, what, asyncio.shield(future))
-        finally:
-            self._threads.abandon(future)
+        return await self._threads.within(self._clock, self._deadline_s, what, work)
 
     def close(self) -> None:
         self._threads.close()

@@ -14,6 +14,7 @@ s = prefix rows + m keys.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -43,16 +44,17 @@ class BlockBatch:
         keys = np.concatenate([_range(s.first, s.length) for b in blocks for s in (*b.prefix, b.own)])
         self.query_rows = torch.from_numpy(queries).to(device)
         self.key_rows = torch.from_numpy(keys).to(device)
-        segment = torch.repeat_interleave(
-            torch.arange(len(blocks[0].segments)), torch.tensor(blocks[0].segments)
-        )
         starts = np.cumsum([0, *blocks[0].segments[:-1]])
         first = np.repeat(starts, blocks[0].segments).astype(np.int64)
-        self.first = torch.from_numpy(first)  # own key that a query sees first: that of its segment
-        hidden = (segment[:, None] != segment[None, :]) | torch.ones(
-            self.own, self.own, dtype=torch.bool
-        ).triu(1)
-        self.hidden = hidden.to(device)
+        self.first = torch.from_numpy(first).to(
+            device
+        )  # own key that a query sees first: that of its segment
+
+    @functools.cached_property
+    def hidden(self) -> Tensor:
+        """[m, m]: which own keys a query does not see; the C softmax needs no such matrix."""
+        key = torch.arange(self.own, device=self.first.device)
+        return (key < self.first[:, None]) | (key > key[:, None])
 
 
 class PackedLayout:
