@@ -29,10 +29,11 @@ check: $(VENV)/installed
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# in a process per core, one thread each: unit tests, and after them what starts processes itself
+# in a process per core, one thread each: unit tests, and after them what starts processes itself, where a
+# failing test is tried once more on its own port and folder; a second try is printed as RERUN
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -n 2 --dist loadfile $(ARGS)
-	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadfile --reruns 1 -rR $(ARGS)
 
 test-sglang: $(VENV)/installed
 	TURNOUT_TEST_SGLANG=1 $(if $(TORCH_INDEX),TORCH_INDEX=$(TORCH_INDEX)) $(BIN)/pytest tests/sglang $(ARGS)

@@ -139,8 +139,9 @@ def test_events_with_their_own_tokens_are_together_the_reply_without_streaming(i
     assert pairs == whole["meta_info"]["output_token_logprobs"]
     assert rows[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
     if interval is not None:
+        # the first has one token, or more where the reader is late
         sizes = [len(row["output_ids"]) for row in rows]
-        assert sizes[0] == 1 and min(sizes[1:-1]) >= interval, sizes
+        assert len(sizes) > 2 and min(sizes[1:-1]) >= interval, sizes
 
 
 @pytest.mark.parametrize("which", ["server", "incremental"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -101,7 +102,8 @@ CASES = [(who, when) for who in ("prefill", "decode") for when in ("prefill", "t
 def shared_memory(side: EngineProcess) -> list[str]:
     """What this process holds of the memory that KV moves through, and names left for it."""
     folder = Path(f"/proc/{side.ready['pid']}")
-    fds = [str(fd.readlink()) for fd in (folder / "fd").iterdir() if fd.is_symlink()]
+    # one that is closed meanwhile stays its own name
+    fds = [os.path.realpath(fd) for fd in (folder / "fd").iterdir()]
     maps = (folder / "maps").read_text().splitlines()
     names = [path.name for path in Path("/dev/shm").iterdir()]
     return [line for line in (*fds, *maps, *names) if "turnout-kv" in line or "turnout-pd" in line]
