@@ -12,6 +12,7 @@ rounding: weights of tokens are those of the whole batch, and every decision is 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -352,4 +353,6 @@ def prepare_torch(settings: TrainerSettings) -> None:
     """Sets thread count, seed and, where asked, deterministic algorithms, for the whole process."""
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
+    if settings.deterministic:  # cuBLAS reads it when the first CUDA context is made
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(settings.deterministic)
