@@ -64,6 +64,11 @@ class RunPaths:
         return self.root / "tensorboard"
 
     @property
+    def trace(self) -> Path:
+        """The timeline for Perfetto."""
+        return self.root / "trace.json"
+
+    @property
     def plots(self) -> Path:
         return self.root / "plots"
 

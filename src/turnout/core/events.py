@@ -261,6 +261,25 @@ class EvalSkipped(Event):
 
 
 @dataclass(frozen=True)
+class PhaseEnded(Event):
+    """`who` (the run, or the update beside it: turnout.core.waits) went through a phase, begun `seconds` ago."""
+
+    who: str
+    phase: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineWorked(Event):
+    """For `seconds` until now the engine had at least one request of the run without a break; `requests` of them
+    ended meanwhile. Work that goes on for long is told in parts."""
+
+    engine: str
+    seconds: float
+    requests: int
+
+
+@dataclass(frozen=True)
 class RunStalled(Event):
     """The root of what the run waits for (turnout.core.waits) has not moved for so long. Told once for each."""
 

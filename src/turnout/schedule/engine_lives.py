@@ -33,6 +33,7 @@ from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Life, Sign
 from turnout.serving.launcher import STOP_GRACE_S, Engine
 from turnout.serving.roster import EnginePlan, Program
+from turnout.serving.work import Work
 from turnout.weights.quorum import Sides
 
 
@@ -145,6 +146,7 @@ class EngineLives:
         with self._waits(ENGINES, f"engine {name}", "it to serve"):
             engine = self._engines[name] = await self._start(plan)
         self._health[name] = health.after(Sign.SERVES)
+        engine.client.work = Work(name, self._events, engine.client.clock)
         what = (plan.updated, plan.model, plan.worker_type.value, list(plan.devices))
         url, pid = engine.client.address.url, engine.process.pid
         self._events.emit(EngineReady(engine.engine_id, url, pid, engine.client.version, *what))

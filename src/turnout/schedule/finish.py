@@ -1,4 +1,4 @@
-"""After a run: audit its events, write summary.json and plots, show completions before and after."""
+"""After a run: audit its events, write summary.json, trace.json and plots, show completions before and after."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from turnout.observe.summary import (
     wilson_interval,
     write_summary,
 )
+from turnout.observe.trace import trace
 from turnout.rollout.evaluate import EvalPoint
 from turnout.schedule.eval_sets import BASELINE, SAMPLED
 from turnout.schedule.evaluations import EvalRuns
@@ -70,6 +71,7 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
         extra=extra,
     )
     write_summary(files, paths.summary, summary)
+    files.publish_file(paths.trace, trace(timed, config.run_name or "run"))
     if config.plots and outcome.curves.rewards:
         write_plots(read_metrics(paths.metrics), paths.plots, config.run_name or "run")
     return summary
@@ -91,7 +93,7 @@ def show(config: RunConfig, paths: RunPaths, outcome: RunOutcome, summary: RunSu
         f"audit        {row['audit']['passed']} rules passed, {row['audit']['failed']} failed",
         *(f"             {detail}" for detail in row["audit"]["details"]),
         f"checkpoint   {outcome.final_folder or 'none'}",
-        f"run          {paths.root} (summary.json, metrics.jsonl, events.jsonl"
+        f"run          {paths.root} (summary.json, metrics.jsonl, events.jsonl, trace.json"
         + (", plots/plots.png)" if config.plots else ")"),
     ]
     for line in lines:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from turnout.core.ports import Clock
+from turnout.core.events import PhaseEnded
+from turnout.core.ports import Clock, EventSink
 from turnout.core.waits import RUN, UPDATE, Waits
 
 
@@ -23,8 +24,9 @@ class Span:
 class Phases:
     """Phases do not nest. `current` keeps the name of the last one between phases; `waits` are those of the run."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, events: EventSink | None = None) -> None:
+        """`events`: where passages are told."""
+        self._clock, self._events = clock, events
         self.current = "start"
         self.waits = Waits(clock.now)
         self.seconds: dict[str, float] = {}
@@ -52,6 +54,8 @@ class Phases:
         finally:
             span.seconds = self._clock.now() - started
             self.seconds[name] = self.seconds.get(name, 0.0) + span.seconds
+            if self._events is not None:
+                self._events.emit(PhaseEnded(who, name, round(span.seconds, 6)))
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""

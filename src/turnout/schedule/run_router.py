@@ -26,6 +26,7 @@ from turnout.serving.client import EngineClient
 from turnout.serving.health_machine import WINDOW_S, Health, Sign
 from turnout.serving.router_client import RouterClient, RouterRoute
 from turnout.serving.router_launcher import Router, RouterLaunch, check_arguments, launch_router
+from turnout.serving.work import Work
 from turnout.transfer.fleet import Fleet
 
 POLL_S = 0.05
@@ -139,6 +140,7 @@ class RunRouter:
         process = router.process
         pid = None if process is None else process.pid
         self._events.emit(RouterReady(self._plan.name, router.client.address.url, pid))
+        router.client.work = Work(self._plan.name, self._events, self._clock)
         self.members.begin(router.client)
 
     async def _next_life(self) -> str:

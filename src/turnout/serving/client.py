@@ -84,6 +84,9 @@ class EngineClient:
         self.stock: StockEngine | None = None
         self.bootstrap_port: int | None = None
         self.pending: dict[str, float] = {}  # by path, since when a control call is not answered
+        self.work: contextlib.AbstractContextManager[object] = (
+            contextlib.nullcontext()
+        )  # each request enters it
         self._clock, self._access = clock, access
         self._session: aiohttp.ClientSession | None = None
 
@@ -326,9 +329,10 @@ class EngineClient:
 
     @contextlib.contextmanager
     def _faults(self, path: str, phase: str) -> Iterator[None]:
-        """Turns what a connection can do wrong into our errors."""
+        """Turns what a connection can do wrong into our errors; what samples is counted as the engine's work."""
         try:
-            yield
+            with self.work if phase == "rollout" else contextlib.nullcontext():
+                yield
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as fault:
             raise self.fault(EngineDead, phase, f"{path}: {str(fault) or type(fault).__name__}") from fault
         except aiohttp.ClientError as fault:

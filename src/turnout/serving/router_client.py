@@ -133,6 +133,7 @@ class RouterRoute(EngineClient):
     def __init__(self, router: RouterClient, behind: Behind, run: str) -> None:
         super().__init__(router.engine_id, router.address, router._clock)
         self.router, self.behind, self.version, self._run = router, behind, behind.label, run
+        self.work = router.work
 
     async def _send(
         self, path: str, data: bytes | None, extra: Mapping[str, str] | None = None, method: str = ""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.scripted_engine import CUT, HANG, RESET, Answer, ScriptedEngine, reply
 from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused, VersionUnmet
+from turnout.core.events import EngineWorked, Event
 from turnout.core.types import Finish
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.protocol.stream import PartialReply, Stream
+from turnout.serving.work import Work
 
 REQUEST = GenerateRequest("r" * 32, (1, 2, 3), SamplingParams(max_new_tokens=4, sampling_seed=5))
 
@@ -67,6 +69,29 @@ def test_a_stream_tells_each_token_once_and_ends_with_the_whole_reply(cumulative
     assert [token for item in got[:3] for token in item.output_ids] == reply(4)["output_ids"]
     assert got[1].spans == ((2, LABEL),) and got[3].spans == ((4, LABEL),)
     assert got[3].finish is Finish.LENGTH and got[3].output_ids == tuple(reply(4)["output_ids"])
+
+
+def test_a_stream_is_work_of_its_engine_until_it_is_closed() -> None:
+    class Told:
+        events: ClassVar[list[Event]] = []
+
+        def emit(self, event: Event) -> None:
+            self.events.append(event)
+
+    async def main() -> None:
+        async with ScriptedEngine() as engine:
+            engine.script("/generate", Answer(body=body(partial(1), partial(3), reply(4))))
+            engine.script("/health", Answer(body=b"{}"))
+            client = engine.client()
+            client.work = Work("engine-0", Told(), client.clock)
+            await client.health(10.0)
+            async for item in client.generate_stream(REQUEST, 10.0):
+                assert isinstance(item, GenerateReply) or not Told.events
+
+    asyncio.run(main())
+    assert [(event.engine, event.requests) for event in Told.events if isinstance(event, EngineWorked)] == [
+        ("engine-0", 1)
+    ]
 
 
 def test_a_long_event_is_read_whole() -> None:
