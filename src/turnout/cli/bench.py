@@ -7,7 +7,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from turnout.cli.options import token_from
+from turnout.cli.options import Parser, token_from
 
 BENCHES = {"conformance": "a black-box suite for any engine that speaks SGLang's API"}
 TINY = "tiny:llama"
@@ -15,7 +15,7 @@ TINY = "tiny:llama"
 
 def command(argv: list[str]) -> int:
     """Runs one of BENCHES; its exit status."""
-    parser = argparse.ArgumentParser(prog="turnout bench", description="Suites against an engine.")
+    parser = Parser(prog="turnout bench", description="Suites against an engine.")
     benches = parser.add_subparsers(dest="bench", required=True)
     _conformance_flags(benches.add_parser("conformance", help=BENCHES["conformance"]))
     return _conformance(parser.parse_args(argv))

@@ -6,28 +6,27 @@ without an end, or it ended badly; 2 there is no run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import time
-from pathlib import Path
 
+from turnout.cli.find_run import find_run
+from turnout.cli.options import Parser
 from turnout.observe.doctor import Seen, read_end, read_waits, verdict
 from turnout.placement.processes import process_state
 
 
 def command(argv: list[str]) -> int:
     """Prints the line; with --json what waits.json holds besides."""
-    parser = argparse.ArgumentParser(
-        prog="turnout doctor", description="Who waits for whom in a run, and why, on one line."
-    )
-    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="directory of a run")
+    parser = Parser(prog="turnout doctor", description="Who waits for whom in a run, and why, on one line.")
+    parser.add_argument("run", metavar="RUN_DIR", help="directory of a run")
     parser.add_argument("--json", action="store_true", help="print the whole picture")
     asked = parser.parse_args(argv)
-    waits = read_waits(asked.run)
+    run = find_run(asked.run)
+    waits = read_waits(run)
     here = waits.get("host") == socket.gethostname()
     process = process_state(waits["pid"]) if here else ""
-    found = verdict(waits, read_end(asked.run), Seen(time.time(), here, process))
+    found = verdict(waits, read_end(run), Seen(time.time(), here, process))
     if asked.json:
         print(json.dumps({"status": found.status, "text": found.text, **found.row}, indent=1))
     else:

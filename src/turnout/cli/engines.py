@@ -13,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from turnout.config.rundir import RECORD
-from turnout.core.errors import ConfigError, DeadlineExceeded, Fault
+from turnout.cli.find_run import find_run
+from turnout.cli.options import Parser
+from turnout.core.errors import DeadlineExceeded
 from turnout.placement.real import DiskStore
 from turnout.protocol.engine_requests import ANSWERED, ASKED, FOLDER, EngineAnswer, EngineRequest
 
@@ -28,7 +29,7 @@ def command(argv: list[str]) -> int:
     """Asks and prints the answer."""
     asked = _parser().parse_args(argv)
     request = EngineRequest(asked.verb, tuple(getattr(asked, "engines", ())), getattr(asked, "count", 1))
-    answer = ask(asked.run, request, asked.deadline)
+    answer = ask(find_run(asked.run), request, asked.deadline)
     if asked.json:
         print(
             json.dumps({"done": answer.done, "text": answer.text, "engines": list(answer.engines)}, indent=1)
@@ -41,9 +42,7 @@ def command(argv: list[str]) -> int:
 
 
 def ask(run: Path, request: EngineRequest, deadline_s: float) -> EngineAnswer:
-    """The run's answer. Raises ConfigError where there is no run, DeadlineExceeded where none answers."""
-    if not (run / RECORD).is_file():
-        raise ConfigError(Fault("RUN_DIR", str(run), "holds no run", "give the --run-dir of one that works"))
+    """The run's answer. Raises DeadlineExceeded where none answers."""
     files, name = DiskStore(), secrets.token_hex(8)
     asked, answered = run / FOLDER / f"{name}{ASKED}", run / FOLDER / f"{name}{ANSWERED}"
     asked.parent.mkdir(exist_ok=True)
@@ -65,7 +64,7 @@ def ask(run: Path, request: EngineRequest, deadline_s: float) -> EngineAnswer:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="turnout engines", description="The engines of a run that works.")
+    parser = Parser(prog="turnout engines", description="The engines of a run that works.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb, text in (
         ("ls", "list them: state, version, program, address"),
@@ -76,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         ("remove", "take engines out; what they make goes on elsewhere, and those of the run are stopped"),
     ):
         one = verbs.add_parser(verb, help=text, description=text)
-        one.add_argument("run", metavar="RUN_DIR", type=Path, help="directory of the run")
+        one.add_argument("run", metavar="RUN_DIR", help="directory of the run")
         if verb == "add":
             one.add_argument(
                 "engines", nargs="*", metavar="HOST:PORT", help="engines that somebody else runs"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from turnout.cli.find_run import find_run
+from turnout.cli.options import Parser
 from turnout.core.errors import ConfigError, Fault, InvariantBroken
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger_check import problems
@@ -25,7 +27,9 @@ def command(argv: list[str]) -> int:
     """Prints what was asked for; raises ConfigError for a group or step that the ledger doesn't have."""
     arguments = _parser().parse_args(argv)
     path = Path(arguments.run)
-    ledger = LedgerReader.of(path / LEDGER if path.is_dir() else path)
+    if not path.is_file():  # a checkpoint's folder has one as well
+        path = (path if (path / LEDGER).exists() else find_run(arguments.run)) / LEDGER
+    ledger = LedgerReader.of(path)
     try:
         if arguments.group is not None:
             lines = _group(ledger, arguments.group)
@@ -45,7 +49,7 @@ def command(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turnout inspect",
         description="What became of a run's groups: without an option, their number by state.",
     )

@@ -1,21 +1,26 @@
 """The `turnout` command: one table of commands, each a function in its own module, imported when it is called.
 
 Promises: `turnout --help` imports neither pydantic nor torch; an error raised on purpose ends as its message on
-stderr and its exit status, without a traceback (TURNOUT_DEBUG=1 shows it); Ctrl-C ends with 130.
+stderr and its exit status, without a traceback (TURNOUT_DEBUG=1 shows it), and so does a file that the system
+refuses; Ctrl-C ends with 130. A stream that is closed, or takes no Unicode, is no fault.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from turnout import __version__
-from turnout.core.errors import TurnoutError, one_line
+from turnout.core.errors import EXIT_STATUSES, TurnoutError, one_line
+from turnout.core.terminal import BOLD, CYAN, RED, has_colors, painted
 
 INTERRUPTED = 130
 USAGE = 2
@@ -33,11 +38,16 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "new": Command(
+        "Runs",
+        "write a run to begin with: a commented run.yaml, a reward to edit and a little data",
+        "turnout.cli.new:command",
+    ),
     "train": Command(
         "Runs",
         "train a model: turnout train RUN.yaml [--option value ...]",
         "turnout.cli.train:command",
-        "turnout.config.help:render_help",
+        "turnout.cli.main:train_help",
     ),
     "check": Command(
         "Runs", "prove what can be proved of a run's deployment before it starts", "turnout.cli.check:command"
@@ -63,6 +73,11 @@ COMMANDS: dict[str, Command] = {
     "simulate": Command(
         "Other", "run the control plane in virtual worlds with seeded faults", "turnout.cli.simulate:command"
     ),
+    "completion": Command(
+        "Other",
+        "print a script that completes commands and options in a shell",
+        "turnout.cli.completion:command",
+    ),
     "version": Command("Other", "print the version", "turnout.cli.main:version"),
 }
 
@@ -70,38 +85,60 @@ COMMANDS: dict[str, Command] = {
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; the exit status. `argv` is without the program's name, None for the process's own."""
     words = sys.argv[1:] if argv is None else argv
+    debug = os.environ.get("TURNOUT_DEBUG") == "1"
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # a locale without the panel's characters is no reason to end a run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        status = _dispatch(words)
+        if sys.stdout is not None:  # which `>&-` makes it
+            sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has gone, as in `turnout train --help | head`
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        return _fault("interrupted", INTERRUPTED)
+    except (TurnoutError, OSError) as error:
+        if debug:
+            raise
+        if isinstance(error, TurnoutError):
+            return _fault(one_line(error), error.exit_status)
+        place = f"{error.filename}: " if error.filename else ""
+        return _fault(f"{place}{error.strerror or error} (TURNOUT_DEBUG=1 shows where)", 1)
+
+
+def _dispatch(words: list[str]) -> int:
+    if words[:1] == ["help"] and len(words) > 1:  # as of other programs: `turnout help train`
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        print(overview(has_colors(sys.stdout.isatty(), os.environ)))
         return 0 if words else USAGE
     name, rest = words[0], words[1:]
     if name == "--version":
         return version([])
     if name not in COMMANDS:
-        print(_unknown(name), file=sys.stderr)
-        return USAGE
-    return _run(COMMANDS[name], rest)
-
-
-def _run(command: Command, rest: list[str]) -> int:
-    debug = os.environ.get("TURNOUT_DEBUG") == "1"
-    try:
-        if command.help and any(word in ("-h", "--help") for word in rest):
-            print(cast("Callable[[], str]", _find(command.help))(), flush=True)
-            return 0
-        return cast("Callable[[list[str]], int]", _find(command.target))(rest)
-    except TurnoutError as error:
-        if debug:
-            raise
-        print(f"turnout: {one_line(error)}", file=sys.stderr)
-        return error.exit_status
-    except BrokenPipeError:  # the reader has gone, as in `turnout train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fault(_unknown(name), USAGE)
+    command = COMMANDS[name]
+    if command.help and any(word in ("-h", "--help", "--help-all") for word in rest):
+        print(cast("Callable[[list[str]], str]", _find(command.help))(rest))
         return 0
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        print("turnout: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return cast("Callable[[list[str]], int]", _find(command.target))(rest)
+
+
+def _fault(text: str, status: int) -> int:
+    """Says what was wrong; the exit status."""
+    if sys.stderr is not None:
+        prefix = painted("turnout:", RED, has_colors(sys.stderr.isatty(), os.environ))
+        with contextlib.suppress(OSError):
+            print(f"{prefix} {text}", file=sys.stderr)
+    return status
 
 
 def _find(target: str) -> object:
@@ -109,23 +146,37 @@ def _find(target: str) -> object:
     return getattr(importlib.import_module(module), name)
 
 
-def overview() -> str:
+def overview(colors: bool = False) -> str:
     """The text of `turnout --help`."""
     lines = ["usage: turnout COMMAND [arguments]"]
     group = ""
     for name, command in COMMANDS.items():
         if command.group != group:
             group = command.group
-            lines += ["", f"{group}:"]
-        lines.append(f"  {name:<10} {command.line}")
+            lines += ["", painted(f"{group}:", BOLD, colors)]
+        lines.append(f"  {painted(name, CYAN, colors)}{' ' * (10 - len(name))} {command.line}")
+    lines += ["", painted("Exit status:", BOLD, colors)]
+    lines += [f"  {status:<10} {meaning}" for status, meaning in EXIT_STATUSES.items()]
     lines += ["", "`turnout COMMAND --help` tells more. TURNOUT_DEBUG=1 shows tracebacks."]
     return "\n".join(lines)
 
 
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-    hint = f"did you mean `{near[0]}`?" if near else "see `turnout --help`"
-    return f"turnout: no command {name!r}; {hint}"
+    hint = "see `turnout --help`"
+    if near:
+        hint = f"did you mean `{near[0]}`?"
+    elif name.endswith((".yaml", ".yml", ".json")):
+        hint = f"did you mean `turnout train {name}`?"
+    return f"no command {name!r}; {hint}"
+
+
+def train_help(words: list[str]) -> str:
+    """`turnout train --help`, `--help TOPIC`, `--help-all`, for this terminal."""
+    from turnout.config.help import Look, render_help
+
+    width = min(100, max(40, shutil.get_terminal_size((100, 40)).columns))
+    return render_help(words, Look(width, has_colors(sys.stdout.isatty(), os.environ))).rstrip("\n")
 
 
 def version(argv: list[str]) -> int:

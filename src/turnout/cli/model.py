@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+
+from turnout.cli.options import Parser
 
 
 def command(argv: list[str]) -> int:
     """Makes a model folder and prints its path."""
-    parser = argparse.ArgumentParser(prog="turnout model", description="Make a Hugging Face checkpoint.")
+    parser = Parser(prog="turnout model", description="Make a Hugging Face checkpoint.")
     commands = parser.add_subparsers(dest="command", required=True)
     fetch = commands.add_parser("fetch", help="a real pretrained model, cached and checked by digest")
     fetch.add_argument("name", nargs="?", default="smollm2-135m")

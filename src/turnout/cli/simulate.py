@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from turnout.cli.options import Parser
+
 FAILED = 1
 PROGRESS_S = 2.0
 
@@ -31,7 +33,7 @@ def command(argv: list[str]) -> int:
 
 
 def _parser(schedules: tuple[str, ...], kinds: tuple[str, ...]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turnout simulate", description="Runs the control plane in virtual worlds with seeded faults."
     )
     add = parser.add_argument

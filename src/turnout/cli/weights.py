@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnout.cli.options import depot_of
+from turnout.cli.options import Parser, depot_of
 from turnout.core.errors import WeightError
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ def command(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turnout weights",
         description="Look into a weight store.",
-        epilog="turnout weights follow keeps a host at its newest version; map RUN.yaml tells what ranks hold",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     base = "the checkpoint that the run began with: deltas before the first full version need it"
@@ -61,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
             )
             sub.add_argument("--to", dest="last", type=int, required=True, help="a later version's number")
             sub.add_argument("--encoding", default="", help="that of the last delta where it is left out")
+    for name, text in (  # they have parsers of their own
+        ("follow", "keep a host at the newest version"),
+        ("map", "tell what each rank of a run holds, and prove that it is all"),
+    ):
+        commands.add_parser(name, help=text, add_help=False)
     return parser
 
 

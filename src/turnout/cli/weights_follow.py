@@ -16,7 +16,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnout.cli.options import depot_of, token_from
+from turnout.cli.options import Parser, depot_of, token_from
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.version import label_counter
 
@@ -36,7 +36,7 @@ def command(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="turnout weights follow", description="Follow a weight store.")
+    parser = Parser(prog="turnout weights follow", description="Follow a weight store.")
     add = parser.add_argument
     add(
         "--store",

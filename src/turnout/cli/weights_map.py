@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from turnout.cli.options import split_run_file
+from turnout.cli.options import Parser, split_run_file
 from turnout.config.load import load
 from turnout.core.errors import WeightError
 
@@ -20,10 +20,9 @@ DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 def command(argv: list[str]) -> int:
     """Prints the map; the exit status is that of WeightError where something does not fit. What is not known here
     are options of `turnout train`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turnout weights map",
         description="What each rank holds, and what an update moves.",
-        allow_abbrev=False,
     )
     parser.add_argument("run", help="a run's YAML file; more options of `turnout train` may follow")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +54,9 @@ def fault_of(detail: Mapping[str, Any], spec: OptionSpec, where: str) -> Fault:
     if kind == "finite_number":
         return Fault(where + inner, seen, "must be a finite number", f"default: {spec.default_text}")
     if kind == "literal_error":
-        return Fault(where + inner, seen, "no such choice", f"one of: {', '.join(spec.choices)}")
+        near = difflib.get_close_matches(str(value), spec.choices, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return Fault(where + inner, seen, "no such choice", f"{hint}one of: {', '.join(spec.choices)}")
     if kind == "string_pattern_mismatch":
         reason = "is empty" if not value else "has characters that are not allowed here"
         return Fault(where + inner, seen, reason, f"allowed: {detail['ctx']['pattern']}")

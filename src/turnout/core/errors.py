@@ -30,6 +30,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+# What an exit status of `turnout` means: `turnout --help` and docs/guides/failures.md show it.
+EXIT_STATUSES: dict[int, str] = {
+    0: "done",
+    1: "something else was wrong, such as a failed audit or check",
+    2: "input that you can mend: each fault with its place, value, reason and remedy",
+    3: "not done, and no fault: a stalled run (doctor), not provable here (check), refused by the run (engines)",
+    4: "an engine died, hung or could not start",
+    5: "a weight version could not be written, does not match, or was not attested",
+    6: "a train step could not be done, or nothing was left to train",
+    7: "a wait reached its deadline",
+    8: "the run's ledger could not be written, or a later process of the run writes it",
+    70: "the program contradicts its own promises: please report it",
+    130: "interrupted by Ctrl-C",
+    143: "stopped by a signal or cut off; `turnout train` with the same words goes on with the run",
+}
+
 
 @dataclass(frozen=True)
 class Fault:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
 import sys
 import types
 
@@ -10,7 +12,7 @@ import pytest
 from turnout import __version__
 from turnout.cli import main as cli
 from turnout.cli.options import split_run_file
-from turnout.core.errors import ConfigError, EngineDead, Fault
+from turnout.core.errors import EXIT_STATUSES, ConfigError, EngineDead, Fault
 
 
 @pytest.fixture
@@ -58,6 +60,46 @@ def test_debug_shows_the_traceback(command, monkeypatch):
         cli.main(["train"])
 
 
+def test_a_file_that_the_system_refuses_is_one_line(command, capsys):
+    command(lambda _: _raise(PermissionError(13, "Permission denied", "runs/x")))
+    assert cli.main(["train"]) == 1
+    assert capsys.readouterr().err == "turnout: runs/x: Permission denied (TURNOUT_DEBUG=1 shows where)\n"
+
+
+def test_a_closed_stream_is_no_fault(command, monkeypatch):
+    command(lambda _: print("told") or 0)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["train"]) == 0
+    command(lambda _: _raise(EngineDead("engine-0", "rollout", "none", "killed")))
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["train"]) == 4
+
+
+@pytest.mark.parametrize("code", ["main(['--help'])", "main(['train', '--help-all'])"])
+def test_a_reader_that_goes_is_no_fault(code):
+    program = f"import sys, time; sys.stdin.read(); from turnout.cli.main import main; sys.exit({code})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()  # before it writes
+    process.stdout = None
+    _, err = process.communicate("", timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_stream_that_takes_no_unicode(command, monkeypatch):
+    buffer = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(buffer, encoding="ascii"))
+    command(lambda _: print("0.1 → 0.2") or 0)
+    assert cli.main(["train"]) == 0
+    assert buffer.getvalue() == b"0.1 ? 0.2\n"
+
+
 def test_a_mistake_of_the_program_is_not_hidden(command):
     command(lambda _: _raise(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
@@ -71,7 +113,12 @@ def test_control_c(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("trian", "did you mean `train`?"), ("zzz", "see `turnout --help`")]
+    ("word", "hint"),
+    [
+        ("trian", "did you mean `train`?"),
+        ("zzz", "see `turnout --help`"),
+        ("run.yaml", "did you mean `turnout train run.yaml`?"),
+    ],
 )
 def test_an_unknown_command(word, hint, capsys):
     assert cli.main([word]) == 2
@@ -89,6 +136,54 @@ def test_help(capsys):
 def test_help_of_train_lists_the_options(capsys):
     assert cli.main(["train", "run.yaml", "--help"]) == 0
     assert "--rollout-batch-size N >= 1" in capsys.readouterr().out
+
+
+def test_help_of_a_command_in_both_orders(capsys):
+    assert cli.main(["help", "train"]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(["train", "--help"]) == 0
+    assert capsys.readouterr().out == text and "--help-all" in text
+
+
+def test_colours_are_for_terminals(monkeypatch, capsys):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    cli.main(["--help"])
+    assert "\x1b" not in capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    cli.main(["--help"])
+    assert "\x1b[1mRuns:\x1b[0m" in capsys.readouterr().out
+    cli.main(["trian"])
+    assert capsys.readouterr().err.startswith("\x1b[1;31mturnout:\x1b[0m no command")
+
+
+def test_every_exit_status_is_told(capsys):
+    cli.main(["--help"])
+    text = capsys.readouterr().out
+    for status, meaning in EXIT_STATUSES.items():
+        assert f"  {status:<10} {meaning}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["weights", "verfy", "x"], "turnout weights: argument command: invalid choice: 'verfy'"),
+        (["weights", "verfy", "x"], "did you mean verify?"),
+        (
+            ["inspect", "x", "--chek"],
+            "turnout inspect: unrecognized arguments: --chek; did you mean --check?",
+        ),
+        (["engines", "ls", "x", "--jsn"], "did you mean --json?"),
+        (["simulate", "--schedule", "asinc"], "did you mean async?"),
+        (["doctor"], "the following arguments are required: RUN_DIR; see `turnout doctor --help`"),
+        (["doctor", "x", "--js"], "unrecognized arguments: --js"),  # names are never shortened
+    ],
+)
+def test_wrong_words_of_a_command(words, hint, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and hint in err and err.count("\n") == 1
 
 
 def test_version(capsys):

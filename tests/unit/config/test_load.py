@@ -136,6 +136,12 @@ def test_a_wrong_value_is_told_with_its_option_and_line(write, line, flag, said)
     assert said in fault.reason
 
 
+def test_a_choice_that_is_nearly_right_names_the_one_that_was_meant(write):
+    remedy = only(write("schedule: asynch\n"), []).remedy
+    assert remedy == "did you mean async? one of: sync, pipelined, async"
+    assert only(write("schedule: 7\n"), []).remedy == "one of: sync, pipelined, async"
+
+
 def test_bytes_on_the_command_line_that_are_no_unicode(write):
     assert "Unicode" in only(write(), ["--save", "a\udcff"]).reason
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from turnout.config.help import render_help
+from turnout.config.help import TASKS, Look, render_help
 from turnout.config.reference import main, render_reference
-from turnout.config.run_config import RunConfig, specs
+from turnout.config.run_config import GROUPS, RunConfig, specs
+from turnout.core.errors import ConfigError
 from turnout.rollout.builtin_rewards import BUILTIN
 from turnout.weights.codecs.registry import CODECS
 
@@ -31,12 +32,42 @@ def test_the_flags_are_the_frozen_ones():
 
 
 def test_every_option_is_in_the_help_with_text_and_default():
-    text = render_help()
+    text = render_help(["--help-all"])
     for spec in specs().values():
         assert f"--[no-]{spec.flag[2:]}\n" in text if spec.kind == "bool" else f"  {spec.flag} " in text
         assert spec.text.endswith("."), spec.name
         assert spec.default is not None or spec.required or spec.unset, f"{spec.name}: what holds without it?"
     assert "Learning rate" not in text or "(default: 1e-06)" in text
+
+
+def test_the_short_help_names_the_tasks_and_the_way_to_the_rest():
+    text = render_help(["run.yaml", "--help"])
+    assert all(name in specs() for names in TASKS.values() for name in names)
+    assert all(f"{task}:" in text for task in TASKS) and "--help-all" in text
+    assert "--custom-rm-path" in text and "--prox-logp" not in text
+    assert all(group.title in " ".join(text.split()) for group in GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("topic", "there", "absent"),
+    [("weight updates", "--update-weight-encoding", "--lr"), ("sched", "--max-lead", "--seed"),
+     ("staleness", "--staleness-policy", "--max-lead"), ("max_lead", "--max-lead", "--max-staleness N")],
+)  # fmt: skip
+def test_help_of_a_topic(topic, there, absent):
+    text = render_help(["--help", topic])
+    assert f"  {there} " in text and f"  {absent}" not in text
+
+
+def test_help_of_what_is_no_topic_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"did you mean .*max_staleness"):
+        render_help(["--help", "stalenes-max"])
+
+
+def test_help_in_a_narrow_terminal_and_in_colours():
+    text = render_help(["--help"], Look(60))
+    prose = [line for line in text.split("\n") if not line.startswith(("  --", "usage"))]
+    assert max(map(len, prose)) <= 60 < max(map(len, render_help(["--help"]).split("\n")))
+    assert "\x1b" not in text and "\x1b[36m--lr\x1b[0m" in render_help(["--help"], Look(colors=True))
 
 
 def test_defaults_are_allowed_values():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from turnout.core import errors
@@ -40,3 +43,19 @@ def test_exit_statuses(name: str, status: int) -> None:
     kind = getattr(errors, name)
     assert issubclass(kind, TurnoutError)
     assert kind.exit_status == status
+
+
+def every_kind(kind: type[TurnoutError]) -> set[type[TurnoutError]]:
+    return {kind, *(below for child in kind.__subclasses__() for below in every_kind(child))}
+
+
+def test_every_status_that_a_command_ends_with_is_explained_and_no_other() -> None:
+    raised = {kind.exit_status for kind in every_kind(TurnoutError) if kind.__module__ == errors.__name__}
+    others = {0, 3, 130}  # done; not done, and no fault; Ctrl-C
+    assert raised | others == set(errors.EXIT_STATUSES) and not raised & others
+
+
+def test_the_guide_has_the_same_table() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "failures.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([0-9, ]+) \| (.+) \|$", guide, re.MULTILINE)
+    assert {int(status): meaning for status, meaning in rows} == errors.EXIT_STATUSES
