@@ -118,7 +118,7 @@ def plane_seconds(in_flight: int, engines: int, least: int) -> tuple[float, int]
     options = {"schedule": "async", "max_staleness": 2, "rollout_window": 1}
 
     async def work(clock: Clock) -> int:
-        root = PacedTrainer(setting, clock).root
+        root = PacedTrainer(setting.pace, clock).root
         clients: list[EngineClient] = [ReadyEngine(f"e{at}", clock, root, in_flight) for at in range(engines)]
         with tempfile.TemporaryDirectory() as folder:
             place = clock, Path(folder) / "ledger.sqlite"

@@ -19,7 +19,8 @@ from typing import Any
 from aiohttp import web
 
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
-from turnout.sim.engine import EngineShape, VirtualEngine
+from turnout.sim.engine import VirtualEngine
+from turnout.sim.model import EngineShape
 
 ENDLESS = 1 << 40  # tokens of KV space: memory is not what these engines lack
 

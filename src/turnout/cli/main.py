@@ -52,6 +52,9 @@ COMMANDS: dict[str, Command] = {
     "check": Command(
         "Runs", "prove what can be proved of a run's deployment before it starts", "turnout.cli.check:command"
     ),
+    "plan": Command(
+        "Runs", "recommend layout, schedule, transport and sizes for a run", "turnout.cli.plan:command"
+    ),
     "eval": Command("Runs", "score a checkpoint or a running engine", "turnout.cli.eval:command"),
     "inspect": Command(
         "Runs", "tell what became of a run's groups, by its ledger", "turnout.cli.inspect:command"

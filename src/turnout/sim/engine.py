@@ -18,7 +18,7 @@ from turnout.core.version import VersionConstraint, VersionSpans
 from turnout.protocol.sglang import GenerateReply, GenerateRequest
 from turnout.protocol.stream import PartialReply
 from turnout.serving.roster import WorkerType
-from turnout.sim.model import STALE, length_of, logprobs_of, next_tokens, number_of
+from turnout.sim.model import STALE, EngineShape, logprobs_of, next_tokens, number_of
 from turnout.sim.pairs import Rooms
 
 Row = dict[str, Any]
@@ -29,18 +29,6 @@ class Scheduler(Protocol):
     """Timers of the world."""
 
     def later(self, seconds: float, call: Callable[..., object], *args: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class EngineShape:
-    """Tokens a second of one request, tokens of one event of a stream, how many requests run at once, tokens that
-    the KV space holds, and the median length of a response."""
-
-    speed: float
-    chunk: int
-    running: int
-    kv_tokens: int
-    median: float
 
 
 class Reader(Protocol):
@@ -124,7 +112,7 @@ class VirtualEngine:
             return 409, self.label
         length, prompt = request.input_ids[0], request.input_ids[1]
         seed = request.params.sampling_seed
-        total = length + length_of(prompt, 0 if seed is None else seed, self.shape.median)
+        total = length + self.shape.length(prompt, 0 if seed is None else seed)
         run = Run(request, reader, total)
         if self.half is WorkerType.DECODE:
             self._meets(run, made=False)
@@ -198,7 +186,7 @@ class VirtualEngine:
 
     def _schedule(self, run: Run) -> None:
         run.epoch += 1
-        seconds = self.slowed * self.shape.chunk / self.shape.speed
+        seconds = self.slowed * self.shape.event_s(len(self.running))
         self._timers.later(seconds, self._advance, run, run.epoch)
 
     def _advance(self, run: Run, epoch: int) -> None:

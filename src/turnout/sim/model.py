@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -34,6 +35,31 @@ def length_of(prompt: int, seed: int, median: float) -> int:
     """Response tokens up to the natural stop: lognormal, at least 1, at most LONGEST times the median."""
     drawn = random.Random(f"{prompt}/{seed}").lognormvariate(math.log(median), 0.8)
     return max(1, min(int(drawn), int(LONGEST * median)))
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """Tokens a second of one request, tokens of one event of a stream, how many requests run at once, tokens that
+    the KV space holds, and the median length of a response. `crowd_s`: by how much each running request lengthens a
+    token of all of them; `lengths`: of responses, one of which each request draws, in place of the median."""
+
+    speed: float
+    chunk: int
+    running: int
+    kv_tokens: int
+    median: float
+    crowd_s: float = 0.0
+    lengths: tuple[int, ...] = ()
+
+    def length(self, prompt: int, seed: int) -> int:
+        """Tokens of the response to a prompt with this seed."""
+        if not self.lengths:
+            return length_of(prompt, seed, self.median)
+        return self.lengths[random.Random(f"{prompt}/{seed}").randrange(len(self.lengths))]
+
+    def event_s(self, running: int) -> float:
+        """Seconds of one event where so many requests run."""
+        return self.chunk / self.speed + self.chunk * self.crowd_s * running
 
 
 def number_of(root: str) -> int:

@@ -29,6 +29,7 @@ from turnout.sim.loop import Life
 
 NEVER_S = 1e5  # longer than any deadline
 FASTEST_S, SLOWEST_S = 0.001, 0.05  # of one way
+CHANGE_S = (0.05, 0.6)  # of a call that changes weights
 RATE = 0.004  # of each fault per call, in a world of middling luck
 ENDED = "the controller is gone"
 EXPIRED = "the deadline of a stream"
@@ -63,19 +64,22 @@ class Stream:
 @dataclass
 class Wire:
     """What connects one controller to the engines. `sent` is told of each request to an engine before it travels,
-    `later` sets timers of the world, which outlive the controller."""
+    `later` sets timers of the world, which outlive the controller; `way_s`, `change_s` are as FASTEST_S,
+    CHANGE_S."""
 
     faults: Faults
     life: Life
     later: Callable[..., Any]
     sent: Callable[[VirtualEngine, GenerateRequest], None]
     lost: Callable[[VirtualEngine], None]
+    way_s: tuple[float, float] = (FASTEST_S, SLOWEST_S)
+    change_s: tuple[float, float] = CHANGE_S
 
     def __post_init__(self) -> None:
         self.cut_until: dict[str, float] = {}
 
     def delay(self) -> float:
-        return self.faults.uniform(FASTEST_S, SLOWEST_S)
+        return self.faults.uniform(*self.way_s)
 
     def partitioned(self, engine: VirtualEngine, now: float) -> float:
         """Seconds for which the engine cannot be reached."""
@@ -109,7 +113,7 @@ class VirtualClient(EngineClient):
         done: asyncio.Future[tuple[int, Row]] = asyncio.get_running_loop().create_future()
         process = engine.process
         engine.updating = engine.updating or path in CHANGES
-        seconds = faults.uniform(0.05, 0.6) if path in CHANGES else 0.002
+        seconds = faults.uniform(*wire.change_s) if path in CHANGES else 0.002
         wire.later(seconds * engine.slowed, self._work, path, body, process, done)
         status, row = await done
         if faults.hit("answer_lost", RATE, engine.name):

@@ -18,8 +18,7 @@ from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.evaluate import EvalSet
 from turnout.rollout.sampler import SamplingPlan
 from turnout.schedule.evaluations import EvalPlan
-from turnout.sim.engine import EngineShape
-from turnout.sim.model import prompt_ids
+from turnout.sim.model import EngineShape, prompt_ids
 from turnout.sim.record import Rules
 
 SCHEDULE_NAMES = ("sync", "pipelined", "async")

@@ -13,10 +13,10 @@ from turnout.core.version import WeightVersion
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
 from turnout.protocol.stream import PartialReply
 from turnout.serving.weights_client import EngineWeights, OnUpdate
-from turnout.sim.engine import EngineShape, VirtualEngine
+from turnout.sim.engine import VirtualEngine
 from turnout.sim.faults import Faults
 from turnout.sim.loop import Life, VirtualClock, VirtualLoop
-from turnout.sim.model import length_of, logprobs_of, number_of, prompt_ids, root_after, tokens
+from turnout.sim.model import EngineShape, length_of, logprobs_of, number_of, prompt_ids, root_after, tokens
 from turnout.sim.network import VirtualClient, Wire
 
 BASE, NEXT = WeightVersion(0, 0, root_after(b"")), WeightVersion(0, 1, root_after(b"next"))

@@ -1,0 +1,1 @@
+"""Which layout, schedule, transport and sizes: a memory and time model, its search, and its calibration."""
