@@ -50,8 +50,9 @@ from turnout.core.waits import UPDATE as UPDATES
 TRAINER, UPDATE, EVALUATE = "trainer", "update", "evaluate"
 IDLE = "idle"
 WORK = frozenset({"train", "publish", "checkpoint"})  # phases in which the trainer has something to do
+MAYBE = frozenset({"evaluate", "drain"})  # gone through in any case
 ON_UPDATE = frozenset({"publish", "prepare", "activate", "drain"})
-LEAST_S = 1e-4  # shorter gaps are none
+LEAST_S = 1e-3  # shorter gaps are none, nor is a phase that there was nothing to do in
 Timed = tuple[float, Event]
 
 
@@ -85,8 +86,9 @@ def spans(events: Iterable[Timed]) -> list[Span]:
     found: list[Span] = []
     for life in _lives(events):
         phases = _phases(life)
-        found += [span for span in phases if span.lane != TRAINER]
-        found += _trainer(life, phases)
+        found += _apart([span for span in phases if span.lane == UPDATE])
+        found += [span for span in phases if span.lane == EVALUATE]
+        found += _apart(_trainer(life, phases))
         found += _engines(life, [span for span in phases if span.lane == UPDATE and span.name == "activate"])
     return sorted(found, key=lambda span: (span.lane, span.start, span.end))
 
@@ -103,6 +105,14 @@ def _lives(events: Iterable[Timed]) -> Iterator[list[Timed]]:
         yield life
 
 
+def _apart(spans: Iterable[Span]) -> Iterator[Span]:
+    """In the order in which they begin, without the moment that telling one's end took."""
+    end = 0.0
+    for span in spans:
+        yield span if span.start >= end else replace(span, start=min(end, span.end))
+        end = max(end, span.end)
+
+
 def _phases(life: Sequence[Timed]) -> list[Span]:
     """Phases on their lanes, with their step or version. Of TRAINER those that it waits through too."""
     found: list[Span] = []
@@ -111,6 +121,8 @@ def _phases(life: Sequence[Timed]) -> list[Span]:
     for at, event in life:
         if isinstance(event, PhaseEnded):
             name, start = event.phase, at - event.seconds
+            if name in MAYBE and event.seconds < LEAST_S:
+                continue
             if name in ON_UPDATE:
                 found.append(Span(UPDATE, name, start, at, version))
             if name == EVALUATE:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -69,11 +70,13 @@ def _placed(spans: Iterable[Span]) -> Iterator[tuple[Span, str]]:
         base = span.lane if span.lane in FIRST or span.name in WORK else f"{span.lane} weights"
         for lane in (base if number == 1 else f"{base} {number}" for number in count(1)):
             ends = open_.setdefault(lane, [])
+            start = span.start
             while ends and ends[-1] <= span.start + LEAST_S:
-                ends.pop()
+                start = max(span.start, ends.pop())
             if not ends or span.end <= ends[-1] + LEAST_S:
-                ends.append(span.end)
-                yield span, lane
+                end = min([span.end, *ends[-1:]])
+                ends.append(end)
+                yield replace(span, start=min(start, end), end=end), lane
                 break
 
 

@@ -134,6 +134,17 @@ class LedgerReader:
             for row in rows
         ]
 
+    def every_piece(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(group, piece as in `pieces`) of all groups. Reads all of the ledger, but for tokens."""
+        for group_id, members in self._connection.execute("SELECT group_id, members FROM forgotten"):
+            for piece in json.loads(members):
+                yield group_id, piece
+        select = """SELECT group_id, member, versions, engines, finish, reward FROM trajectories
+            WHERE group_id NOT IN (SELECT group_id FROM forgotten) ORDER BY group_id, member, start"""
+        for group_id, member, versions, engines, finish, reward in self._connection.execute(select):
+            made = {"versions": json.loads(versions), "engines": json.loads(engines)}
+            yield group_id, {"member": member, **made, "finish": finish, "reward": reward}
+
     def rows(self) -> Iterator[GroupRow]:
         """All groups by their ids."""
         return map(GroupRow.of, self._connection.execute("SELECT * FROM groups ORDER BY group_id"))

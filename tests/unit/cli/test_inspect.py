@@ -9,50 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rollout.ledger_parts import LABELS, as_killed, file_ledger, fresh, part, prompt, whole
-from tests.unit.rollout.parts import Log
+from tests.unit.cli.inspected import inspected, told
+from tests.unit.rollout.ledger_parts import LABELS, as_killed
 from turnout.cli.main import main
-from turnout.core.version import WeightVersion
-from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger import Ledger
-from turnout.rollout.ledger_rows import Piece
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    """Group 0 trains at step 0 in its second attempt, after it was cut and had tokens of two versions; 1 and 2 are
-    dropped, 3 is cut."""
-    ledger = file_ledger(tmp_path)
-    book = GroupBook(Log(), ledger)
-    ledger.put_meta("run_id", "the-run")
-    for counter, label in enumerate(LABELS, start=1):
-        version = WeightVersion(0, counter, label.split("-")[1] + "0" * 16)
-        assert version.label == label
-        ledger.put_version(version, counter - 1, "committed")
-    for ordinal in range(4):
-        book.admit(fresh(ordinal), 0)
-        book.start(fresh(ordinal).group_id)
-    again = book.requeue("g00000000.0", prompt(0), 0, "stale: lag 3")
-    book.start(again.group_id)
-    book.cut(again.group_id)
-    book.resume(again)
-    group = whole(0, attempt=1)
-    book.complete(group)
-    for ordinal in (1, 2):
-        book.drop(fresh(ordinal).group_id, "all rewards equal")
-    ledger.journal(
-        [Piece(fresh(3).group_id, 0, 0, part(30, 0, 2)), Piece(fresh(3).group_id, 0, 2, part(30, 2, 3))]
-    )
-    book.cut(fresh(3).group_id)
-    book.take(0, [group])
-    book.train(group, 0, 0)
-    ledger.put_checkpoint(1, LABELS[1])
-    return ledger
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert main(["inspect", *map(str, words)]) == 0
-    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME", capsys.readouterr().out)
+    return inspected(tmp_path)
 
 
 def test_without_an_option_groups_by_state(

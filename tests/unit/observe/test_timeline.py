@@ -121,6 +121,17 @@ def test_an_update_beside_the_loop_leaves_the_trainer_at_work() -> None:
     assert of("update", events) == [("publish", 2.0, 2.5), ("prepare", 2.5, 3.0), ("activate", 3.0, 3.5)]
 
 
+def test_the_moment_of_telling_is_no_overlap_and_an_empty_phase_no_span() -> None:
+    events: list[Timed] = [
+        (1.0, PhaseEnded(RUN, "train", 1.0)),
+        (1.5, PhaseEnded(RUN, "publish", 0.5002)),
+        (1.5, PhaseEnded(UPDATE, "drain", 0.0001)),
+        (1.5, PhaseEnded(RUN, "evaluate", 0.0)),
+    ]
+    assert of("trainer", events) == [("train", 0.0, 1.0), ("publish", 1.0, 1.5)]
+    assert of("update", events) == [("publish", 1.0, 1.5)] and of("evaluate", events) == []
+
+
 def test_parts_of_work_without_a_break_are_one_span() -> None:
     parts = [(5.0, 3), (10.0, 2), (12.0, 1), (20.0, 4)]
     seconds = [5.0, 5.0, 2.0, 1.0]
