@@ -6,6 +6,7 @@ whatever values are known to be valid; a rule that needs one that isn't known en
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -302,6 +303,19 @@ def learning_rate_plan(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--lr-warmup-iters", str(c.lr_warmup_iters), reason, f"give at most {total - 1}")
 
 
+def wandb_is_there(c: RunConfig) -> Iterator[Fault]:
+    given = (c.wandb_project, c.wandb_team, c.wandb_group, c.wandb_mode, c.wandb_dir)
+    names = ("project", "team", "group", "mode", "dir")
+    if c.use_wandb and importlib.util.find_spec("wandb") is None:
+        yield Fault(
+            "--use-wandb", "", "the package wandb is not installed", "`pip install wandb`, or leave it out"
+        )
+    if not c.use_wandb:
+        for name, value in zip(names, given):
+            if value is not None:
+                yield Fault(f"--wandb-{name}", value, "nothing is reported to W&B", "give --use-wandb")
+
+
 def _near_divisors(total: int, wanted: int) -> str:
     divisors = [d for d in range(1, total + 1) if total % d == 0]
     below = [d for d in divisors if d < wanted][-1:]
@@ -357,6 +371,7 @@ CHECKS: tuple[Check, ...] = (
     eval_samples_differ,
     eval_is_held_out,
     learning_rate_plan,
+    wandb_is_there,
     *FILE_CHECKS,
     *DEBUG_CHECKS,
 )

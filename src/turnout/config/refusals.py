@@ -82,8 +82,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
         "an own rollout function",
         "use --custom-generate-function-path, which makes one sample",
     ),
-    "use_wandb": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),
-    "wandb_*": ("reporting to Weights & Biases", "use --tensorboard or metrics.jsonl"),
 }
 
 # Other names of what exists here, literally: on the command line they are read as such (turnout.config.slime).
@@ -125,6 +123,9 @@ ELSEWHERE: dict[str, str] = {
     "custom_delta_pre_push_path": "--custom-update-weight-post-write-path",
     "keep_old_actor": "--off-policy decoupled, with the policy before the train step",
     "admin_token": "--admin-token-env with the name of an environment variable; a secret is never an option",
+    "wandb_key": "`wandb login` or the environment variable WANDB_API_KEY; a secret is never an option",
+    "wandb_host": "the environment variable WANDB_BASE_URL",
+    "wandb_run_id": "nothing: it is the run's own id, also when it goes on",
     "hf_token": "the environment variable HF_TOKEN; a secret is never an option",
 }
 

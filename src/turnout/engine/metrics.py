@@ -1,4 +1,4 @@
-"""What the engine counts, in Prometheus' text format 0.0.4. Owned by the compute thread.
+"""What the engine counts. Owned by the compute thread.
 
 Promises: counting costs a step one clock reading and a few operations per token; nothing is rendered before it is
 asked for; names, meanings and buckets are those of SGLang 0.5.23 where it has them (`sglang:`), else `turnout:`.
@@ -8,13 +8,13 @@ Memory does not grow with the number of requests served.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from turnout.core.types import Finish
 from turnout.engine.request_machine import Request
+from turnout.observe.exposition import Histogram
 
 FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 REQUEST_S = (*FIRST_TOKEN_S, 600, 1200, 1800, 2400)
@@ -24,17 +24,6 @@ BETWEEN_TOKENS_S = (
 )  # fmt: skip
 WINDOW_S = 1.0  # rates are those of the last whole window
 STALE_S = 3.0  # without a step for so long the rate is 0
-
-
-class Histogram:
-    """Counts per bucket; `bounds` are upper limits, in ascending order, the last bucket is infinite."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
 
 
 @dataclass
@@ -127,43 +116,3 @@ class EngineMetrics:
         if prompt >= 4096:  # a rate of the newest prompts, not of all since the start
             self._hit_rate, prompt, cached = cached / prompt, 0, 0
         self._prefilled = (prompt + request.prompt_tokens, cached + request.cached)
-
-
-class Exposition:
-    """Collects metrics and renders them; `labels` stand at each sample."""
-
-    def __init__(self, labels: dict[str, str]) -> None:
-        self._labels, self._lines = labels, []
-
-    def value(self, name: str, kind: str, said: str, value: float, **labels: str) -> None:
-        """One counter or gauge with its help text."""
-        self._head(name, kind, said)
-        self._lines.append(f"{name}{self._braced(labels)} {_number(value)}")
-
-    def histogram(self, name: str, said: str, of: Histogram) -> None:
-        self._head(name, "histogram", said)
-        below = 0
-        for bound, count in zip((*of.bounds, None), of.counts):
-            below += count
-            at = "+Inf" if bound is None else _number(bound)
-            self._lines.append(f"{name}_bucket{self._braced({'le': at})} {below}")
-        self._lines.append(f"{name}_sum{self._braced({})} {_number(of.total)}")
-        self._lines.append(f"{name}_count{self._braced({})} {below}")
-
-    def text(self) -> str:
-        return "\n".join(self._lines) + "\n"
-
-    def _head(self, name: str, kind: str, said: str) -> None:
-        self._lines += [f"# HELP {name} {said}", f"# TYPE {name} {kind}"]
-
-    def _braced(self, more: dict[str, str]) -> str:
-        pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in (self._labels | more).items())
-        return f"{{{pairs}}}" if pairs else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return repr(float(value)) if isinstance(value, float) else str(value)

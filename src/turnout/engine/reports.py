@@ -15,8 +15,8 @@ from turnout import __version__
 from turnout.core.errors import Fault
 from turnout.engine.core import EngineCore
 from turnout.engine.loop import ComputeThread
-from turnout.engine.metrics import Exposition
 from turnout.engine.requests import BadRequest
+from turnout.observe.exposition import CONTENT_TYPE, Exposition
 
 DEADLINE_S = 20.0
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
@@ -37,8 +37,7 @@ class Reports:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         text = await self.compute.do(exposition, DEADLINE_S)
-        kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=text.encode(), headers=kind)
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def loads(self, request: web.Request) -> web.Response:
         include = request.query.get("include")

@@ -32,6 +32,7 @@ class EventLog:
         """Opens `path` for appending; raises ConfigError where another process writes it. `take_over`: whoever
         writes it has lost the run (the ledger has another owner), and goes on with a file that nobody reads."""
         self._path, self._clock = path, clock
+        self.told: Callable[[Event], None] = lambda _: None  # called with each event, after it is in the log
         self._file = path.open("ab", buffering=0)
         if not self._locked() and take_over:
             self._file.close()
@@ -67,6 +68,7 @@ class EventLog:
         except (TypeError, ValueError) as error:
             raise InvariantBroken(f"event {type(event).__name__} can't be written: {error}") from None
         self.size = append_line(self._file, self._path, text.encode() + b"\n")
+        self.told(event)
 
     def close(self) -> None:
         self._file.close()

@@ -1,6 +1,6 @@
-"""Metrics of a run: metrics.jsonl, one row per train step, and TensorBoard where it is asked for.
+"""Metrics of a run: metrics.jsonl, one row per train step, and the boards that show them elsewhere.
 
-Owns both sinks and the names of the metrics that panel, plots and summary read. Promises: keys that begin with
+Owns the file and the names of the metrics that panel, plots and summary read. Promises: keys that begin with
 `seconds/` are timings, those with `memory/` measured bytes; every other number is repeatable in deterministic
 mode; a number that isn't finite is written as null and counted, never dropped silently.
 """
@@ -10,20 +10,28 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsFloat, cast
+from typing import Self, SupportsFloat, cast
 
 from turnout.core.errors import DataError, Fault
 from turnout.observe.append import append_line
+from turnout.observe.boards import Board
 
 REWARD = "rollout/reward_mean"
 RESPONSE_LEN = "rollout/response_len_mean"
 LAG = "rollout/lag_mean"
 MISMATCH = "train/mismatch_mean_abs_logprob"
-EVAL_SCORE = "eval/score"
+LENGTHS = ("rollout/response_len_min", RESPONSE_LEN, "rollout/response_len_max")
+LAG_MAX = "rollout/lag_max"
+EVAL_SCORE, EVAL_LOW, EVAL_HIGH = (
+    "eval/score",
+    "eval/low",
+    "eval/high",
+)  # of the first set, with its 95 % interval
 SECONDS = "seconds/"
+STEP_S, BUBBLE_S = SECONDS + "step", SECONDS + "bubble"  # of these the trainer had nothing to do
 MEMORY = "memory/"
 PHASES = ("rollout", "train", "publish", "prepare", "activate")
 
@@ -33,13 +41,13 @@ Row = dict[str, float | None]
 class MetricsLog:
     """The writer. `nonfinite` counts the numbers that were not finite, by key."""
 
-    def __init__(self, path: Path, tensorboard: Path | None = None, behind: int | None = None) -> None:
-        """`tensorboard` is the folder for TensorBoard's files, None for none. `behind`: the run goes on after so
-        many steps; rows of later ones are taken out, as TensorBoard is told to, since they will be written anew."""
+    def __init__(self, path: Path, boards: Sequence[Board] = (), behind: int | None = None) -> None:
+        """`boards` get the finite numbers of each row, and are closed with the log. `behind`: the run goes on after
+        so many steps; rows of later ones are taken out, since they will be written anew."""
         if behind is not None and path.exists():
             _rewind(path, behind)
         self._path, self._file = path, path.open("ab", buffering=0)
-        self._board = None if tensorboard is None else _board(tensorboard, behind)
+        self._boards = boards
         self.nonfinite: dict[str, int] = {}
 
     def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
@@ -52,13 +60,12 @@ class MetricsLog:
                 row[key] = None
                 continue
             row[key] = number
-            if self._board is not None:
-                self._board.add_scalar(key, number, step)
         append_line(
             self._file, self._path, json.dumps({"step": step, **row}, allow_nan=False).encode() + b"\n"
         )
-        if self._board is not None:
-            self._board.flush()
+        finite = {key: number for key, number in row.items() if number is not None}
+        for board in self._boards:
+            board.write(step, finite)
 
     def sync(self) -> None:
         """What was written is on stable storage after this."""
@@ -66,8 +73,8 @@ class MetricsLog:
 
     def close(self) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
     def __enter__(self) -> Self:
         return self
@@ -102,9 +109,3 @@ def _rewind(path: Path, steps: int) -> None:
     own = path.with_name(f".{path.name}.{os.getpid()}")
     own.write_text("".join(kept), encoding="utf-8")
     own.replace(path)
-
-
-def _board(folder: Path, behind: int | None) -> Any:
-    from tensorboardX import SummaryWriter  # noqa: PLC0415  late: it takes half a second
-
-    return SummaryWriter(str(folder), purge_step=None if behind is None else behind + 1)

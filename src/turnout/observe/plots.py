@@ -10,11 +10,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnout.observe.metrics import EVAL_SCORE, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS, Row
+from turnout.observe.metrics import (
+    BUBBLE_S,
+    EVAL_HIGH,
+    EVAL_LOW,
+    EVAL_SCORE,
+    LAG,
+    LAG_MAX,
+    LENGTHS,
+    MISMATCH,
+    PHASES,
+    RESPONSE_LEN,
+    REWARD,
+    SECONDS,
+    STEP_S,
+    Row,
+)
 
 Rows = Sequence[tuple[int, Row]]
 INK, GRID = "#333333", "#dddddd"
-COLORS = {"reward": "#2a9d4a", "eval": "#2660a4", "length": "#8a5a00", "mismatch": "#b3261e"}
+COLORS = {
+    "reward": "#2a9d4a",
+    "eval": "#2660a4",
+    "length": "#8a5a00",
+    "lag": "#9b5de5",
+    "bubble": "#c2571a",
+    "mismatch": "#b3261e",
+}
 PHASE_COLORS = ("#3aa6b9", "#9b5de5", "#f0b429", "#4caf50")
 MISMATCH_BOUND = 0.08
 
@@ -71,13 +93,44 @@ def _reward(axes: Any, rows: Rows) -> None:
     axes.plot(steps, values, color=COLORS["reward"], alpha=0.35, linewidth=1.2)
     axes.plot(steps, _smooth(values), color=COLORS["reward"], linewidth=2.2, label="rollout, mean of 5 steps")
     steps, values = _series(rows, EVAL_SCORE)
-    axes.plot(steps, values, color=COLORS["eval"], marker="o", linewidth=1.4, label="held-out prompts")
+    _band(axes, rows, (EVAL_LOW, EVAL_HIGH), COLORS["eval"])
+    axes.plot(steps, values, color=COLORS["eval"], marker="o", linewidth=1.4, label="held-out prompts, 95 %")
 
 
 def _length(axes: Any, rows: Rows) -> None:
-    axes.set_title("Response length (tokens, mean)", loc="left", color=INK)
+    axes.set_title("Response length (tokens: least, mean, most)", loc="left", color=INK)
+    _band(axes, rows, (LENGTHS[0], LENGTHS[-1]), COLORS["length"])
     axes.plot(*_series(rows, RESPONSE_LEN), color=COLORS["length"], linewidth=2)
     axes.set_ylim(bottom=0)
+
+
+def _lag(axes: Any, rows: Rows) -> None:
+    axes.set_title("Age of trained tokens (train steps)", loc="left", color=INK)
+    axes.plot(*_series(rows, LAG_MAX), color=COLORS["lag"], linewidth=1.2, linestyle=":", label="oldest")
+    axes.plot(*_series(rows, LAG), color=COLORS["lag"], linewidth=2, label="mean")
+    axes.set_ylim(bottom=0)
+
+
+def _bubble(axes: Any, rows: Rows) -> None:
+    axes.set_title("Bubble (share of a step in which the trainer waits)", loc="left", color=INK)
+    found = [
+        (step, bubble / whole)
+        for step, row in rows
+        if (bubble := row.get(BUBBLE_S)) is not None and (whole := row.get(STEP_S))
+    ]
+    axes.plot([step for step, _ in found], [share for _, share in found], color=COLORS["bubble"], linewidth=2)
+    axes.set_ylim(0, 1)
+
+
+def _band(axes: Any, rows: Rows, keys: tuple[str, str], color: str) -> None:
+    """Between two numbers of the rows that have both."""
+    both = [
+        (step, row[keys[0]], row[keys[1]])
+        for step, row in rows
+        if all(row.get(key) is not None for key in keys)
+    ]
+    if both:
+        axes.fill_between(*zip(*both), color=color, alpha=0.15, linewidth=0)
 
 
 def _phases(axes: Any, rows: Rows) -> None:
@@ -122,6 +175,8 @@ def _smooth(values: list[float], window: int = 5) -> list[float]:
 CURVES: tuple[tuple[str, tuple[str, ...], Callable[[Any, Rows], None]], ...] = (
     ("reward", (REWARD, EVAL_SCORE), _reward),
     ("length", (RESPONSE_LEN,), _length),
+    ("lag", (LAG,), _lag),
     ("phases", tuple(SECONDS + name for name in PHASES), _phases),
+    ("bubble", (BUBBLE_S,), _bubble),
     ("mismatch", (MISMATCH,), _mismatch),
 )

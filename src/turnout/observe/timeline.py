@@ -251,7 +251,7 @@ def _name(event: Event) -> str | None:
 
 
 @dataclass
-class _Groups:
+class Groups:
     """Where the groups are; a trained one keeps its slot until the version that was made from it is committed."""
 
     flying: set[str] = field(default_factory=set[str])
@@ -308,7 +308,7 @@ GROUP_EVENTS = (
 
 def counts(events: Iterable[Timed]) -> Iterator[Count]:
     """Every change of every counter, in order; of changes at one instant the last."""
-    groups = _Groups()
+    groups = Groups()
     told: dict[str, int] = {}
     for at, together in groupby(events, key=lambda timed: timed[0]):
         for _, event in together:

@@ -25,7 +25,8 @@ from turnout.core.events import EvalDone, EvalSkipped
 from turnout.core.ports import Clock, EventSink
 from turnout.core.rng import IdSource, random_id
 from turnout.core.version import WeightVersion
-from turnout.observe.metrics import EVAL_SCORE
+from turnout.observe.metrics import EVAL_HIGH, EVAL_LOW, EVAL_SCORE
+from turnout.observe.summary import wilson_interval
 from turnout.placement.tasks import together
 from turnout.rollout.evaluate import EvalMeans, EvalPoint, EvalSet, NoPoint, PassAt, Requests, evaluate
 from turnout.schedule.phases import Phases
@@ -317,4 +318,10 @@ def point_metrics(point: EvalPoint, first: bool) -> dict[str, float]:
     place = f"eval/{point.name.replace(', ', '_')}"
     row = {f"{place}/score": point.score, f"{place}/failed": float(point.failed)}
     row |= {f"{place}/pass@{one.k}": one.value for one in point.pass_at}
-    return row | ({EVAL_SCORE: point.score} if first else {})
+    low, high = point_interval(point)
+    return row | ({EVAL_SCORE: point.score, EVAL_LOW: low, EVAL_HIGH: high} if first else {})
+
+
+def point_interval(point: EvalPoint) -> tuple[float, float]:
+    """The 95 % interval of its score, as that of a share."""
+    return wilson_interval(min(max(point.score, 0.0), 1.0) * point.items, point.items)

@@ -24,13 +24,12 @@ from turnout.observe.summary import (
     RunSummary,
     engine_summary,
     lag_summary,
-    wilson_interval,
     write_summary,
 )
 from turnout.observe.trace import trace
 from turnout.rollout.evaluate import EvalPoint
 from turnout.schedule.eval_sets import BASELINE, SAMPLED
-from turnout.schedule.evaluations import EvalRuns
+from turnout.schedule.evaluations import EvalRuns, point_interval
 from turnout.schedule.incarnation import RunOutcome
 
 
@@ -136,7 +135,7 @@ def _points(evals: EvalRuns | None, name: str | None) -> tuple[EvalScore | None,
 
 def eval_score(point: EvalPoint) -> EvalScore:
     """The score of a point with its 95 % interval."""
-    low, high = wilson_interval(min(max(point.score, 0.0), 1.0) * point.items, point.items)
+    low, high = point_interval(point)
     return EvalScore(point.score, low, high, point.items, point.failed)
 
 

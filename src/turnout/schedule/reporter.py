@@ -16,20 +16,25 @@ from turnout.core.ports import Clock, EventSink
 from turnout.core.types import Finish
 from turnout.core.version import WeightVersion
 from turnout.observe.metrics import (
+    BUBBLE_S,
     EVAL_SCORE,
     LAG,
+    LAG_MAX,
+    LENGTHS,
     MEMORY,
     MISMATCH,
     PHASES,
     RESPONSE_LEN,
     REWARD,
     SECONDS,
+    STEP_S,
     MetricsLog,
     Row,
 )
 from turnout.observe.panel import Panel
 from turnout.observe.run_view import EngineView, RunView, VersionView
 from turnout.observe.summary import mean_lag
+from turnout.observe.timeline import WORK
 from turnout.schedule.loop import StepBatch
 from turnout.schedule.phases import Phases
 
@@ -104,7 +109,7 @@ class RunReporter:
             if REWARD in row:
                 self.curves.rewards.append(_number(row, REWARD))
                 self.curves.mismatch.append(_number(row, MISMATCH))
-                self.curves.seconds.append(_number(row, SECONDS + "step"))
+                self.curves.seconds.append(_number(row, STEP_S))
         for step, point in points:
             if not any(step == at and point.keys() <= row.keys() for at, row in rows):
                 self._metrics.write(step, point)
@@ -124,7 +129,8 @@ class RunReporter:
         published = self._sources.published()
         if published is not None:
             row |= {"weights/bytes": published.bytes, "weights/density": published.density}
-        row |= {SECONDS + name: value for name, value in seconds.items()} | {SECONDS + "step": total}
+        row |= {SECONDS + name: value for name, value in seconds.items()} | {STEP_S: total}
+        row[BUBBLE_S] = max(0.0, total - sum(seconds.get(name, 0.0) for name in WORK))
         before, self.curves.later_turns = self.curves.later_turns, self._sources.later_turns()
         hit = share(*(now - then for now, then in zip(self.curves.later_turns, before)))
         row |= {} if hit is None else {CACHE_HIT: hit}
@@ -206,7 +212,7 @@ def step_row(batch: StepBatch, version: WeightVersion) -> dict[str, float]:
     equal = sum(max(group.rewards) == min(group.rewards) for group in batch.groups)
     return {
         REWARD: sum(rewards) / len(rewards),
-        RESPONSE_LEN: sum(lengths) / len(lengths),
+        **dict(zip(LENGTHS, (min(lengths), sum(lengths) / len(lengths), max(lengths)))),
         "rollout/truncated_share": sum(t.finish is Finish.LENGTH for t in members) / len(members),
         "rollout/groups": len(batch.groups),
         "rollout/groups_of_equal_reward": equal,
@@ -215,7 +221,7 @@ def step_row(batch: StepBatch, version: WeightVersion) -> dict[str, float]:
         "rollout/groups_evicted": batch.evicted,
         "rollout/masked_tokens": batch.masked,
         LAG: mean_lag(batch.lags) or 0.0,
-        "rollout/lag_max": max(batch.lags, default=0),
+        LAG_MAX: max(batch.lags, default=0),
         "tokens/response": sum(lengths),
         "tokens/prompt": sum(len(group.prompt.token_ids) for group in batch.groups),
         "weight_version": version.counter,

@@ -27,7 +27,6 @@ from turnout.core.errors import (
 from turnout.core.events import EngineLost, RunEnded, RunStarted
 from turnout.core.ports import Clock, Store
 from turnout.observe.eventlog import EventLog
-from turnout.observe.metrics import MetricsLog
 from turnout.observe.panel import Panel
 from turnout.placement.cluster import closed
 from turnout.placement.processes import OwnProcess
@@ -50,6 +49,7 @@ from turnout.schedule.resume_ledger import open_ledger
 from turnout.schedule.run_engines import RunEngines
 from turnout.schedule.run_record import RunRecord
 from turnout.schedule.run_router import RunRouter
+from turnout.schedule.shown import metrics_log
 from turnout.schedule.stall_watch import StallWatch, watched
 from turnout.serving.launcher import STOP_GRACE_S
 
@@ -110,8 +110,8 @@ class Session:
             gate = None if router is None else RunRouter(router, events, clock)
             start = partial(launched, run, inputs, external)
             self._engines = RunEngines(start, events, clock, phases.waits, gate)
-            board = paths.tensorboard if run.config.tensorboard else None
-            metrics = stack.enter_context(MetricsLog(paths.metrics, board, begin.resumed_at))
+            about, told = (run.run_id, begin.resumed_at), (events, panel)
+            metrics = await metrics_log(stack, run.config, paths, about, told)
             stack.enter_context(panel)
             for event in (opening, *untold(ledger, before)):
                 events.emit(event)

@@ -30,6 +30,7 @@ from turnout.schedule.limits import RunLimits
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.reporter import train_row
 from turnout.schedule.saved_batches import STATE, SavedBatches, SavedPlan, saved_batch, saved_paths
+from turnout.schedule.shown import metrics_log
 from turnout.schedule.train_wiring import rank_plan, trainer_settings
 from turnout.train.saved_batch import SavedBatch
 from turnout.weights.digest import root_of
@@ -64,12 +65,12 @@ class TrainOnly:
         """Trains on all batches; raises the TurnoutError that ended it early."""
         config, paths, outcome = self._config, self._paths, self.outcome
         started = self._clock.now()
-        board = paths.tensorboard if config.tensorboard else None
         async with AsyncExitStack() as stack:
             events = stack.enter_context(EventLog(paths.events, self._clock))
-            metrics = stack.enter_context(MetricsLog(paths.metrics, board))
+            run_id = random_id()
+            metrics = await metrics_log(stack, config, paths, (run_id, None), (events, panel))
             stack.enter_context(panel)
-            opening = RunStarted(random_id(), 0, config.seed, config.schedule, config.lag_bound)
+            opening = RunStarted(run_id, 0, config.seed, config.schedule, config.lag_bound)
             events.emit(opening)
             try:
                 await self.limits.within(self._train(model, metrics, panel), None)

@@ -31,6 +31,7 @@ SFT = ["--loss-type", "sft_loss", "--n-samples-per-prompt", "1"]
 OPD = ["--use-opd", "--opd-teacher", "wise"]
 
 REFUSED = [
+    (["--wandb-project", "x"], "--wandb-project", "give --use-wandb"),
     (["--use-opd"], "--use-opd", "give --opd-teacher"),
     (["--opd-teacher", "wise"], "--opd-teacher", "give --use-opd"),
     ([*OPD, "--rollout-temperature", "0.7"], "--rollout-temperature", "give 1"),

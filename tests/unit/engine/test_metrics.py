@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from turnout.core.types import Finish
-from turnout.engine.metrics import EngineMetrics, Exposition, Histogram
+from turnout.engine.metrics import EngineMetrics
 from turnout.engine.request_machine import Request
 from turnout.protocol.sglang import SamplingParams
 
@@ -39,23 +37,3 @@ def test_times_rates_and_counts():
     now = 110.0
     assert metrics.pause_seconds() == 5.0
     assert len(metrics._live) == 1
-
-
-def test_the_text_format():
-    histogram = Histogram((0.1, 1.0))
-    for value in (0.05, 0.1, 0.5, 7.0):
-        histogram.observe(value)
-    out = Exposition({"model_name": 'a"b\\c\nd'})
-    out.value("sglang:x_total", "counter", "Said.", 3, source="k")
-    out.histogram("sglang:h_seconds", "Said too.", histogram)
-    label = r'model_name="a\"b\\c\nd"'
-    assert out.text().splitlines() == [
-        "# HELP sglang:x_total Said.", "# TYPE sglang:x_total counter",
-        f'sglang:x_total{{{label},source="k"}} 3',
-        "# HELP sglang:h_seconds Said too.", "# TYPE sglang:h_seconds histogram",
-        f'sglang:h_seconds_bucket{{{label},le="0.1"}} 2', f'sglang:h_seconds_bucket{{{label},le="1.0"}} 3',
-        f'sglang:h_seconds_bucket{{{label},le="+Inf"}} 4', f"sglang:h_seconds_sum{{{label}}} 7.65",
-        f"sglang:h_seconds_count{{{label}}} 4",
-    ]  # fmt: skip
-    sample = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\]|\\.)*",?)*\})? \S+')
-    assert all(line.startswith("# ") or sample.fullmatch(line) for line in out.text().splitlines())

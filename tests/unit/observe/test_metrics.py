@@ -7,6 +7,7 @@ import math
 import pytest
 
 from turnout.core.errors import DataError
+from turnout.observe.boards import TensorBoard
 from turnout.observe.metrics import REWARD, MetricsLog, read_metrics, repeatable
 
 
@@ -53,7 +54,7 @@ def test_tensorboard_gets_the_finite_numbers(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import RecordWriter  # noqa: F401  the package is there
 
-    with MetricsLog(tmp_path / "m.jsonl", tmp_path / "board") as log:
+    with MetricsLog(tmp_path / "m.jsonl", [TensorBoard(tmp_path / "board", None)]) as log:
         log.write(3, {"a": 0.25, "b": math.nan})
     (file,) = (tmp_path / "board").iterdir()
     data, found, at = file.read_bytes(), [], 0

@@ -6,12 +6,24 @@ import sys
 
 import pytest
 
-from turnout.observe.metrics import EVAL_SCORE, MISMATCH, RESPONSE_LEN, REWARD
+from turnout.observe.metrics import (
+    BUBBLE_S,
+    EVAL_HIGH,
+    EVAL_LOW,
+    EVAL_SCORE,
+    LAG,
+    LAG_MAX,
+    LENGTHS,
+    MISMATCH,
+    RESPONSE_LEN,
+    REWARD,
+    STEP_S,
+)
 from turnout.observe.plots import _smooth, write_plots
 
 
 def rows(count: int):
-    made: list = [(0, {EVAL_SCORE: 0.0})]
+    made: list = [(0, {EVAL_SCORE: 0.0, EVAL_LOW: 0.0, EVAL_HIGH: 0.2})]
     for step in range(1, count + 1):
         row = {
             REWARD: step / count,
@@ -19,6 +31,12 @@ def rows(count: int):
             MISMATCH: 0.01,
             "seconds/rollout": 1.0,
             "seconds/train": 2.0,
+            LAG: 0.5,
+            LAG_MAX: 2.0,
+            LENGTHS[0]: 3.0,
+            LENGTHS[2]: 16.0,
+            BUBBLE_S: 1.0,
+            STEP_S: 3.0,
         }
         made.append((step, row))
     made[-1][1][REWARD] = None
@@ -41,7 +59,9 @@ def test_every_curve_has_a_file_and_all_are_in_one(tmp_path):
         "plots.png",
         "reward.png",
         "length.png",
+        "lag.png",
         "phases.png",
+        "bubble.png",
         "mismatch.png",
     ]
     assert all(ink(path) > 1000 for path in paths)
@@ -49,7 +69,7 @@ def test_every_curve_has_a_file_and_all_are_in_one(tmp_path):
 
 
 def test_one_step_is_enough(tmp_path):
-    assert len(write_plots(rows(1), tmp_path, "x")) == 5
+    assert len(write_plots(rows(1), tmp_path, "x")) == 7
 
 
 def test_curves_without_numbers_are_left_out(tmp_path):

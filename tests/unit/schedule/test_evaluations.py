@@ -248,7 +248,9 @@ def test_asy_14_beside_training_the_update_waits_for_the_requests() -> None:
         ("held-out", 0), ("baseline", 0), ("held-out", 1), ("baseline", 1), ("held-out", 2), ("baseline", 2),
     ]  # fmt: skip
     assert [point.version[:7] for point in points] == [f"v00000{n}" for n in (0, 0, 1, 1, 2, 2)]
-    assert rows[0] == (0, {"eval/held-out/score": 1.0, "eval/held-out/failed": 0.0, "eval/score": 1.0})
+    interval = {"eval/low": pytest.approx(0.3424, abs=1e-4), "eval/high": 1.0}  # of 2 of 2
+    score = {"eval/held-out/score": 1.0, "eval/held-out/failed": 0.0, "eval/score": 1.0}
+    assert rows[0] == (0, score | interval)
     assert rows[1] == (0, {"eval/baseline/score": 1.0, "eval/baseline/failed": 0.0})
 
 

@@ -105,6 +105,27 @@ class SeeingOptions(Options):
         gt=0,
     )
     tensorboard: bool = option(True, "Write TensorBoard files to `tensorboard` in the run directory.")
+    use_wandb: bool = option(
+        False,
+        "Report to Weights & Biases (package wandb). Without --wandb-mode: online, and offline where that can't be "
+        "had. The key is that of `wandb login` or WANDB_API_KEY.",
+    )
+    wandb_project: str | None = option(None, "W&B project.", unset="W&B's own")
+    wandb_team: str | None = option(None, "W&B team (entity).", unset="W&B's own")
+    wandb_group: str | None = option(None, "W&B group of runs.", unset="none")
+    wandb_mode: Literal["online", "offline", "disabled"] | None = option(
+        None, "How W&B works.", unset="online if that can be had"
+    )
+    wandb_dir: str | None = option(
+        None, "Folder of W&B's files.", unset="`wandb` in the run directory", pattern=PATH
+    )
+    metrics_port: int | None = option(
+        None,
+        "Serve Prometheus metrics of the run at http://127.0.0.1:PORT/metrics; 0: a free port, told at the start.",
+        unset="not served",
+        ge=0,
+        le=65535,
+    )
     plots: bool = option(True, "Write PNG plots at the end of the run.")
     before_after_samples: int = option(
         3, "Held-out prompts whose completions before and after training are shown at the end.", ge=0
