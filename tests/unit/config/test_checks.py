@@ -569,6 +569,17 @@ def test_checkpoint_engine_says_what_it_needs(write, monkeypatch, argv, has_zmq,
         assert reason in fault.reason and fault.remedy
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_wandb_is_installed_or_it_is_said_what_to_install(write, monkeypatch, there):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if there else None)
+    words = ["--use-wandb", "--wandb-project", "x", "--wandb-mode", "offline"]
+    if there:
+        load(write(), words)
+    else:
+        fault = only(write(), words)
+        assert fault.where == "--use-wandb" and "pip install wandb" in fault.remedy
+
+
 @pytest.mark.parametrize("argv", ACCEPTED, ids=" ".join)
 def test_accepted(write, places, argv):
     load(write(), argv)

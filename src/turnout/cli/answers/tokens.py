@@ -60,13 +60,13 @@ def token(run: Run, group: str, member: int, number: int) -> Answer:
     }
 
 
-def _at(runs: Sequence[tuple[int, str]], number: int) -> str | None:
-    """The name of the run that a token lies in."""
+def _at(runs: Sequence[tuple[int, str]], number: int) -> str:
+    """The name of the run that a token lies in; empty where there is none."""
     for tokens, name in runs:
         if number < tokens:
             return name
         number -= tokens
-    return None
+    return ""
 
 
 def _stored(run: Run, made: Trajectory | None, number: int) -> Answer:
