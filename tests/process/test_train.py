@@ -9,7 +9,9 @@ import pytest
 
 from tests.process.run_process import events, of_kind, processes_of, train
 from turnout.cli.main import main
+from turnout.observe.eventlog import read_events
 from turnout.observe.metrics import read_metrics, repeatable
+from turnout.observe.timeline import spans
 from turnout.weights.digest import root_of
 from turnout.weights.verify import verify
 
@@ -27,6 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     dead = "http://127.0.0.1:9"
     status, out, err = train(
         run, "--save", str(folder / "save"), "--save-interval", "5", "--save-hf", str(folder / "hf"),
+        "--metrics-port", "0",
         HTTP_PROXY=dead, http_proxy=dead, ALL_PROXY=dead, all_proxy=dead, HTTPS_PROXY=dead, NO_PROXY="",
     )  # fmt: skip
     assert status == 0, err
@@ -87,6 +90,46 @@ def test_the_ledger_of_a_run_tells_what_became_of_each_group(
     assert "  tokens are forgotten\n" in told("--group", "0")
     assert f"made {of_kind(finished[0], 'VersionPublished')[7]['version']}: committed" in told("--step", "7")
     assert told("--why-dropped") == "0 groups dropped\n0 groups requeued\n"
+
+
+def test_the_timeline_of_a_run_shows_its_bubble(finished: tuple[Path, str]) -> None:
+    found = spans(list(read_events(finished[0] / "events.jsonl")))
+    trained = [span.args["step"] for span in found if (span.lane, span.name) == ("trainer", "train")]
+    assert trained == list(range(12))
+    rollouts = [span for span in found if (span.lane, span.name) == ("engine-0", "rollout")]
+    assert sum(span.args["requests"] for span in rollouts) >= 48 * 8
+    trains = [span for span in found if span.name == "train"]
+    for one in rollouts:  # in sync both take turns
+        assert not [other for other in trains if one.start < other.end and other.start < one.end]
+    waits = {span.args.get("waits_for") for span in found if (span.lane, span.name) == ("trainer", "idle")}
+    assert {"start", "rollout"} <= waits
+    for name in ("publish", "prepare", "activate"):
+        assert len([span for span in found if (span.lane, span.name) == ("update", name)]) == 12
+    lanes = [
+        row["args"]["name"]
+        for row in json.loads((finished[0] / "trace.json").read_bytes())["traceEvents"]
+        if row["name"] == "thread_name"
+    ]
+    assert lanes == ["trainer", "update", "evaluate", "engine-0", "engine-0 weights"]
+    assert "metrics for Prometheus at http://127.0.0.1:" in finished[1]
+
+
+def test_tokens_versions_and_engines_of_a_run_can_be_asked_for(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*words: str) -> dict:
+        assert main(["inspect", str(finished[0]), *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    token = told("--token", "30:7:0")
+    assert (token["lag"], token["engine"], token["trained"], token["mask"]) == (0, "engine-0", 7, 1)
+    assert token["logprob"] < 0 and token["text"] is not None
+    version = told("--version", str(token["version"]))
+    assert version["trained_tokens_by_lag"] == {"0": version["tokens"]} and version["groups"] == 4
+    assert {one["phase"] for one in version["phases"]} >= {"publish", "prepare", "activate"}
+    engine = told("--engine", "engine-0")
+    assert engine["tokens_by_version"][version["version"]] == version["tokens"]
+    assert len(engine["lives"]) == 1 and engine["losses"] == 0
 
 
 def test_every_version_was_attested_before_it_was_committed(finished: tuple[Path, str]) -> None:

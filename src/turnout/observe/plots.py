@@ -37,7 +37,7 @@ COLORS = {
     "bubble": "#c2571a",
     "mismatch": "#b3261e",
 }
-PHASE_COLORS = ("#3aa6b9", "#9b5de5", "#f0b429", "#4caf50")
+PHASE_COLORS = ("#3aa6b9", "#9b5de5", "#f0b429", "#4caf50", "#b3261e")
 MISMATCH_BOUND = 0.08
 
 
@@ -93,13 +93,14 @@ def _reward(axes: Any, rows: Rows) -> None:
     axes.plot(steps, values, color=COLORS["reward"], alpha=0.35, linewidth=1.2)
     axes.plot(steps, _smooth(values), color=COLORS["reward"], linewidth=2.2, label="rollout, mean of 5 steps")
     steps, values = _series(rows, EVAL_SCORE)
-    _band(axes, rows, (EVAL_LOW, EVAL_HIGH), COLORS["eval"])
+    axes.vlines(*_between(rows, EVAL_LOW, EVAL_HIGH), color=COLORS["eval"], alpha=0.35, linewidth=4)
     axes.plot(steps, values, color=COLORS["eval"], marker="o", linewidth=1.4, label="held-out prompts, 95 %")
 
 
 def _length(axes: Any, rows: Rows) -> None:
     axes.set_title("Response length (tokens: least, mean, most)", loc="left", color=INK)
-    _band(axes, rows, (LENGTHS[0], LENGTHS[-1]), COLORS["length"])
+    band = _between(rows, LENGTHS[0], LENGTHS[-1])
+    axes.fill_between(*band, color=COLORS["length"], alpha=0.15, linewidth=0)
     axes.plot(*_series(rows, RESPONSE_LEN), color=COLORS["length"], linewidth=2)
     axes.set_ylim(bottom=0)
 
@@ -122,15 +123,14 @@ def _bubble(axes: Any, rows: Rows) -> None:
     axes.set_ylim(0, 1)
 
 
-def _band(axes: Any, rows: Rows, keys: tuple[str, str], color: str) -> None:
-    """Between two numbers of the rows that have both."""
-    both = [
-        (step, row[keys[0]], row[keys[1]])
+def _between(rows: Rows, low: str, high: str) -> tuple[list[int], list[float], list[float]]:
+    """Steps, lower and upper numbers of the rows that have both."""
+    found = [
+        (step, least, most)
         for step, row in rows
-        if all(row.get(key) is not None for key in keys)
+        if (least := row.get(low)) is not None and (most := row.get(high)) is not None
     ]
-    if both:
-        axes.fill_between(*zip(*both), color=color, alpha=0.15, linewidth=0)
+    return [step for step, _, _ in found], [least for _, least, _ in found], [most for _, _, most in found]
 
 
 def _phases(axes: Any, rows: Rows) -> None:

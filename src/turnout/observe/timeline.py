@@ -147,17 +147,18 @@ def _trainer(life: Sequence[Timed], phases: Sequence[Span]) -> Iterator[Span]:
         return
     busy = [span for span in own if span.name in WORK]
     waits = [span for span in own if span.name not in WORK]
-    ends = sorted([*busy, Span(TRAINER, IDLE, life[-1][0], life[-1][0])], key=lambda span: span.start)
-    at = own[0].start
-    for span in ends:
+    at, first = own[0].start, 0
+    for span in [*busy, Span(TRAINER, IDLE, life[-1][0], life[-1][0])]:
+        while first < len(waits) and waits[first].end <= at:
+            first += 1
         if span.start - at > LEAST_S:
-            through = [(min(w.end, span.start) - max(w.start, at), w.name) for w in waits if w.end > at]
+            upto = bisect_right(waits, span.start, lo=first, key=lambda wait: wait.start)
+            through = [(min(w.end, span.start) - max(w.start, at), w.name) for w in waits[first:upto]]
             most = max((pair for pair in through if pair[0] > 0), default=(0.0, ""))[1]
             yield Span(TRAINER, IDLE, at, span.start, {"waits_for": most} if most else {})
         if span.name != IDLE:
             yield span
         at = max(at, span.end)
-        waits = [wait for wait in waits if wait.end > at]
 
 
 @dataclass

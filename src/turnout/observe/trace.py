@@ -76,7 +76,8 @@ def _placed(spans: Iterable[Span]) -> Iterator[tuple[Span, str]]:
             if not ends or span.end <= ends[-1] + LEAST_S:
                 end = min([span.end, *ends[-1:]])
                 ends.append(end)
-                yield replace(span, start=min(start, end), end=end), lane
+                same = (start, end) == (span.start, span.end)
+                yield span if same else replace(span, start=min(start, end), end=end), lane
                 break
 
 
