@@ -71,7 +71,7 @@ def check_end(folder: Path, controller: int) -> None:
     """Every version was attested by its root, all rules hold, and nothing is left."""
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["audit"]["failed"] == 0, summary["audit"]
-    assert summary["ranks"] == {"count": 4, "tensor_parallel": 2}
+    assert summary["ranks"] == {"count": 4, "tensor_parallel": 2, "expert_parallel": 1}
     roots = {row["version"]: row["root"] for row in events(folder) if row["event"] == "VersionPublished"}
     committed = [row["version"] for row in of_kind(folder, "VersionCommitted")]
     assert len(roots) >= 4 and committed[-1] in roots

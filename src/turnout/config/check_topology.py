@@ -187,6 +187,10 @@ def trainer_is_divided(c: RunConfig) -> Iterator[Fault]:
     if c.actor_gpus % size:
         reason = f"does not divide the {c.actor_gpus} devices of the trainer"
         yield Fault("--tensor-model-parallel-size", str(size), reason, f"fit: {divisors(c.actor_gpus)}")
+    experts = c.expert_model_parallel_size
+    if c.actor_gpus % experts:
+        reason = f"does not divide the {c.actor_gpus} devices of the trainer"
+        yield Fault("--expert-model-parallel-size", str(experts), reason, f"fit: {divisors(c.actor_gpus)}")
 
 
 def one_machine(c: RunConfig) -> Iterator[Fault]:

@@ -20,13 +20,12 @@ NOT_YET: dict[str, tuple[str, str]] = {
         (
             "pipeline_model_parallel_size",
             "context_parallel_size",
-            "expert_model_parallel_size",
             "expert_tensor_parallel_size",
             "virtual_pipeline_model_parallel_size",
         ),
         (
             "this way to divide the trainer",
-            "use --actor-num-gpus-per-node and --tensor-model-parallel-size",
+            "use --actor-num-gpus-per-node, --tensor-model-parallel-size and --expert-model-parallel-size",
         ),
     ),
     "release_train": ("ending the trainer between steps", "leave it out: the trainer stays resident"),
@@ -35,6 +34,7 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "hidden_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
     "opd_teacher_load": ("a teacher in the trainer", "serve it as a frozen model, named by --opd-teacher"),
     "opd_type": ("a teacher in the trainer", "leave it out: --opd-teacher is served by engines"),
+    "moe_aux_loss_coeff": ("a loss that balances the experts", "give 0, and look at train/expert_load_max"),
     "use_rollout_routing_replay": ("replaying the engine's choice of experts", "leave it out"),
     "use_routing_replay": ("replaying the choice of experts", "leave it out"),
     **dict.fromkeys(

@@ -32,6 +32,7 @@ MAY_DIFFER = frozenset(
         *("cluster", "ray_address", "rollout_data_transport"),
         *("offload", "offload_train", "offload_rollout"),
         *("actor_num_nodes", "actor_num_gpus_per_node", "tensor_model_parallel_size"),
+        "expert_model_parallel_size",
         *("trainer_threads", "engine_max_total_tokens", "engine_max_running_requests", "engine_step_tokens"),
         # deadlines
         *("engine_start_timeout_s", "rollout_health_check_interval", "rollout_health_check_timeout"),

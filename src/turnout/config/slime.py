@@ -16,7 +16,7 @@ from turnout.config.refusals import RENAMED
 SHAPE = "the model's shape is read from --hf-checkpoint"
 PACKED = "batches are packed by --max-tokens-per-gpu"
 SHARDED = "a trainer of several devices does this in its own way"
-NO_DIMENSION = "the trainer is divided by data and tensor parallel"
+NO_DIMENSION = "the trainer is divided by data, tensor and expert parallel"
 GOES_ON = "what --save names; a run in --run-dir goes on with it by itself"
 PRECISION = "master weights, gradients and optimizer state are float32, attention's softmax as well"
 ITS_OWN = "the trainer has one implementation of it"
@@ -61,6 +61,7 @@ IGNORED: dict[str, str] = {
     **dict.fromkeys(
         ("recompute_method", "recompute_num_layers", "recompute_modules"), "--recompute-granularity alone decides"
     ),
+    "moe_router_load_balancing_type": "no loss balances the experts",
     "train_backend": "there is one trainer",
     "use_mcore_models": "there is one trainer",
     "use_distributed_post": "requests go out from one process",
@@ -77,10 +78,10 @@ IGNORED: dict[str, str] = {
 # Flags that are passed over with these values; with any other they are refused (turnout.config.refusals).
 NEUTRAL: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(
-        ("pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
-         "expert_tensor_parallel_size"),
+        ("pipeline_model_parallel_size", "context_parallel_size", "expert_tensor_parallel_size"),
         (("1",), NO_DIMENSION),
     ),
+    "moe_aux_loss_coeff": (("0", "0.0"), "no loss balances the experts"),
     "optimizer": (("adam",), "the optimizer is AdamW"),
     "eval_top_p": (("1",), "evaluation samples from the whole distribution"),
     "eval_top_k": (("-1",), "evaluation samples from the whole distribution"),

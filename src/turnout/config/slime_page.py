@@ -69,7 +69,7 @@ FLAGS: dict[str, str] = {
         use_rotary_position_embeddings rotary_base rotary_percent normalization norm_epsilon qk_layernorm swiglu
         disable_bias_linear add_qkv_bias untie_embeddings_and_output_weights num_experts moe_ffn_hidden_size
         moe_router_topk moe_layer_freq moe_shared_expert_intermediate_size moe_router_score_function
-        moe_router_pre_softmax moe_router_dtype""",
+        moe_router_pre_softmax moe_router_dtype moe_aux_loss_coeff moe_router_load_balancing_type""",
     "Looking": """use_wandb wandb_mode wandb_dir wandb_project wandb_team wandb_group wandb_key
         wandb_host wandb_run_id use_tensorboard dump_details save_debug_rollout_data
         load_debug_rollout_data debug_rollout_only debug_train_only custom_rollout_log_function_path

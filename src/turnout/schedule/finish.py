@@ -51,7 +51,11 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
     extra["later_turns_cache_hit"] = outcome.curves.cache_hit
     extra["engines"] = engine_summary(events)
     extra |= {"weights_root": outcome.weights_root} if outcome.weights_root else {}
-    extra["ranks"] = {"count": config.actor_gpus, "tensor_parallel": config.tensor_model_parallel_size}
+    extra["ranks"] = {
+        "count": config.actor_gpus,
+        "tensor_parallel": config.tensor_model_parallel_size,
+        "expert_parallel": config.expert_model_parallel_size,
+    }
     extra |= lag_summary(events) | models_summary(events)
     for key, name in (("eval_sampled", SAMPLED), ("eval_baseline", BASELINE)):
         first, last = _points(outcome.evals, name)

@@ -63,6 +63,7 @@ def trainer_settings(config: RunConfig, model: Path, total_steps: int | None) ->
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
         ranks=config.actor_gpus,
         tensor_parallel=config.tensor_model_parallel_size,
+        expert_parallel=config.expert_model_parallel_size,
     )
 
 

@@ -146,8 +146,8 @@ class TrainerSettings:
     `max_nonfinite_steps` is how many skipped steps in a row are borne; the next one ends the run. `critic` None:
     batches bring their advantages along; `opd_kl_coef` weighs the pull to a teacher whose log-probs they bring.
     Where `offload` is given, the state lies in a file of that folder while the memory is given back.
-    `ranks` processes share the work (turnout.train.sharded), `tensor_parallel` of them each product of matrices,
-    `expert_parallel` of them the experts; the rest of `ranks` is data parallel.
+    `ranks` processes share the work (turnout.train.sharded), `tensor_parallel` of them each product of matrices;
+    the rest of `ranks` is data parallel. `expert_parallel` of all ranks hold the experts together.
     """
 
     checkpoint: Path

@@ -40,7 +40,7 @@ class ShardedBackend(TrainStep):
         split by the sizes asked for."""
         prepare_torch(settings)
         check_split(read_config(settings.checkpoint), settings)
-        mesh = Mesh.of(settings.tensor_parallel)
+        mesh = Mesh.of(settings.tensor_parallel, settings.expert_parallel)
         dtype = DTYPES[settings.dtype]
         options = HeadOptions(settings.temperature, settings.head_chunk_tokens)
         whole = load_causal_model(settings.checkpoint, options, settings.gradient_checkpointing)

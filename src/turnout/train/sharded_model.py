@@ -1,8 +1,9 @@
 """One model over ranks: FSDP2 over the data-parallel dimension of a device mesh, tensor parallel over the other.
 
 Tensor parallel: heads and the inner width of the MLPs (Shoeybi et al. 2019, arXiv 1909.08053) by DTensor, embedding
-and head by words (turnout.train.head); norms are computed on every rank. Experts are whole on every
-tensor-parallel rank.
+and head by words (turnout.train.head); norms are computed on every rank. Expert parallel: experts are divided over
+neighbouring ranks, of any kind (turnout.train.experts), and FSDP is over those that hold the same ones; without it
+they are whole on every tensor-parallel rank.
 
 Promises: parameters keep their HF names; masters, and gradients over ranks, are fp32 whatever the compute dtype;
 gradients are sums over ranks, not means; a size that the model cannot be split by is refused before anything is
@@ -34,6 +35,7 @@ from transformers import PretrainedConfig
 
 from turnout.core.errors import ConfigError, Fault
 from turnout.train.balance import Wide, plan_ranks
+from turnout.train.experts import divide_experts, expert_modules
 from turnout.train.head import VocabularyPart, chunked_logprobs
 from turnout.train.model import CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch, SampleShape
@@ -45,16 +47,23 @@ WITHIN_HEADS = ("q_norm.weight", "k_norm.weight")  # each rank has the gradient 
 @dataclass(frozen=True)
 class Mesh:
     """This process's place among the ranks; implements World. Ranks that differ only in "tp" have the same
-    samples."""
+    samples. `experts` has the same ranks: those that differ only in "ep" have all experts together, those that
+    differ only in "edp" have the same ones; None without expert parallel."""
 
     device: DeviceMesh
+    experts: DeviceMesh | None = None
 
     @staticmethod
-    def of(tensor_parallel: int) -> Mesh:
-        """Collective. The process group must be there; neighbouring ranks are tensor parallel."""
+    def of(tensor_parallel: int, expert_parallel: int = 1) -> Mesh:
+        """Collective. The process group must be there; neighbouring ranks are tensor parallel, and expert
+        parallel."""
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         sizes = (dist.get_world_size() // tensor_parallel, tensor_parallel)
-        return Mesh(init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp")))
+        device = init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp"))
+        if expert_parallel == 1:
+            return Mesh(device)
+        sizes = (dist.get_world_size() // expert_parallel, expert_parallel)
+        return Mesh(device, init_device_mesh(kind, sizes, mesh_dim_names=("edp", "ep")))
 
     @property
     def data(self) -> DeviceMesh:
@@ -101,7 +110,8 @@ def check_split(config: PretrainedConfig, settings: TrainerSettings) -> None:
         "inner width of the MLP": config.intermediate_size,
         "vocabulary": config.vocab_size,
     }
-    if config.model_type == "qwen3_moe":
+    experts = getattr(config, "num_experts", 0)
+    if experts and not config.mlp_only_layers and config.decoder_sparse_step == 1:
         del counts["inner width of the MLP"]
     allowed = [n for n in range(1, 65) if all(count % n == 0 for count in counts.values())]
     faults = [
@@ -118,13 +128,21 @@ def check_split(config: PretrainedConfig, settings: TrainerSettings) -> None:
     for what, asked in alone.items():
         if asked:
             faults.append(Fault("trainer devices", str(settings.ranks), f"{what} needs one trainer device"))
-    if settings.expert_parallel > 1:
-        reason = "experts are not split over ranks: each has them whole, sharded by FSDP"
-        faults.append(
-            Fault("--expert-model-parallel-size", str(settings.expert_parallel), reason, "set it to 1")
-        )
+    faults += _expert_faults(experts, settings)
     if faults:
         raise ConfigError(faults)
+
+
+def _expert_faults(experts: int, settings: TrainerSettings) -> list[Fault]:
+    size, ranks = settings.expert_parallel, settings.ranks
+    fit = [n for n in range(1, ranks + 1) if ranks % n == 0 and experts % n == 0]
+    if size == 1 or (experts and size in fit):
+        return []
+    reason = f"the model's {experts} experts on {ranks} trainer devices cannot be split by it"
+    remedy = f"one of {', '.join(map(str, fit))}"
+    if not experts:
+        reason, remedy = "the model has no experts", "leave it out"
+    return [Fault("--expert-model-parallel-size", str(size), reason, remedy)]
 
 
 class _Root(torch.nn.Module):
@@ -154,9 +172,13 @@ class ShardedModel(CausalModel):
             options = replace(options, part=part)
             _split_layers(model.module, mesh.tensor)
             _split_words(model.module, mesh.tensor, tied)
+        self.divided = set[str]()  # parameters of experts of which this rank holds some
+        if mesh.experts is not None:
+            same = mesh.tensor.get_group() if mesh.tensor.size() > 1 else None
+            self.divided = divide_experts(model.module, mesh.experts["ep"].get_group(), same)
         super().__init__(model.module, options)
         self._root = _Root(self)
-        _shard(self._root, self.module.get_decoder().layers, mesh.data, dtype)
+        _shard(self._root, self.module.get_decoder().layers, mesh, dtype)
 
     def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
         return self._root(rows)
@@ -229,10 +251,13 @@ def _split_words(module: Any, mesh: DeviceMesh, tied: bool) -> None:
         ends[1].weight = ends[0].weight
 
 
-def _shard(root: torch.nn.Module, layers: Any, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+def _shard(root: torch.nn.Module, layers: Any, mesh: Mesh, dtype: torch.dtype) -> None:
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    for module in (*layers, root):
-        # The root as well: else a forward without backward leaves it gathered, and the next one sees old weights.
-        sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    # The root as well: else a forward without backward leaves it gathered, and the next one sees old weights.
+    parts = [(module, mesh.data) for module in (*layers, root)]
+    if mesh.experts is not None:
+        parts = [(experts, mesh.experts["edp"]) for _, experts in expert_modules(root)] + parts
+    for module, ranks in parts:
+        sharded: Any = fully_shard(module, mesh=ranks, mp_policy=policy, reshard_after_forward=True)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)

@@ -74,7 +74,11 @@ class ShardedAdamW:
 
     def _speaks_for(self, name: str) -> bool:
         """Whether this rank counts and saves its part: others of its tensor-parallel row may hold the same."""
-        return _split_dim(self.parameters[name]) is not None or self._model.mesh.tensor.get_local_rank() == 0
+        return self._differs(name) or self._model.mesh.tensor.get_local_rank() == 0
+
+    def _differs(self, name: str) -> bool:
+        """Whether the ranks of a tensor-parallel row hold different parts of it."""
+        return name in self._model.divided or _split_dim(self.parameters[name]) is not None
 
     def step(self, lr: float, norm: float) -> None:
         limit = self.settings.clip_grad
@@ -94,7 +98,7 @@ class ShardedAdamW:
 
     def gather(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """The whole parameter in `dtype` on rank 0, None elsewhere. Collective."""
-        mesh, split = self._model.mesh, _split_dim(self.parameters[name])
+        mesh = self._model.mesh
         part = self._masters[name].data.to(dtype).contiguous()
         if dist.get_rank() > 0:
             if part.numel() and self._speaks_for(name):
@@ -102,7 +106,7 @@ class ShardedAdamW:
             return None
         whole = torch.empty(self._model.shapes[name], dtype=dtype, device=part.device)
         for data in range(mesh.data.size()):
-            for tensor in range(mesh.tensor.size() if split is not None else 1):
+            for tensor in range(mesh.tensor.size() if self._differs(name) else 1):
                 start, shape = self._place(name, data, tensor)
                 target = whole[tuple(slice(at, at + size) for at, size in zip(start, shape))]
                 if data == tensor == 0:
@@ -116,6 +120,9 @@ class ShardedAdamW:
     def _place(self, name: str, data: int, tensor: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         mesh, split = self._model.mesh, _split_dim(self.parameters[name])
         sizes = (data, mesh.data.size()), (tensor, mesh.tensor.size())
+        if mesh.experts is not None and name in self._model.divided:
+            rank, (copies, parts) = mesh.rank_of(data, tensor), mesh.experts.shape
+            split, sizes = 0, ((rank // parts, copies), (rank % parts, parts))
         return place(self._model.shapes[name], split, *sizes)
 
     def pieces(self) -> list[Piece]:
@@ -150,8 +157,8 @@ def place(
     whole: tuple[int, ...], split: int | None, data: tuple[int, int], tensor: tuple[int, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(start, shape) of the part of one rank, given as (rank, ranks) in each dimension of the mesh: evenly over
-    tensor-parallel ranks along `split`, then the first dimension in chunks over data-parallel ones, as FSDP does it
-    (the last chunks may be shorter, or empty)."""
+    tensor-parallel ranks along `split` (expert-parallel ones along the first), then the first dimension in chunks
+    over data-parallel ones, as FSDP does it (the last chunks may be shorter, or empty)."""
     start, shape = [0] * len(whole), list(whole)
     if split is not None:
         shape[split] //= tensor[1]

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from turnout.core.errors import TrainError
 from turnout.core.types import TrainBatch, TrainSample, but
 from turnout.train.backend import CriticReport, StepReport
-from turnout.train.balance import OneProcess, World
+from turnout.train.balance import OneProcess, Wide, World
 from turnout.train.checkpoint import Counters
 from turnout.train.critic import Critic
+from turnout.train.expert_load import ExpertLoad, load_max, unused_share
 from turnout.train.finite_steps import FiniteSteps, Optimizer
 from turnout.train.gae import terminal_rewards
 from turnout.train.losses.inputs import LossInputs, TokenSums
@@ -58,6 +59,7 @@ class Tally:
     backward: float = 0.0
     optimizer: float = 0.0
     critic: CriticReport | None = None
+    experts: Wide = field(default_factory=lambda: np.zeros((0, 0)))  # tokens by layer and expert
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class TrainStep:
         self._loss = loss_of(settings.loss)
         self._model = parts.model
         self._optimizer = parts.optimizer
+        self._load = ExpertLoad(parts.model.module)
         self._reference = parts.reference
         self._world = parts.world
         self._critic = parts.critic
@@ -120,6 +123,7 @@ class TrainStep:
         elif self._policy_trains:
             for part in self._slices(samples, old):
                 self._optimizer_step(part, tally)
+            tally.experts = self._load.take()
         else:
             tally.sums = TokenSums(tokens=sum(sum(s.loss_mask) for s in samples))
         self._gather(tally)
@@ -141,6 +145,8 @@ class TrainStep:
         gathered = [p if n.endswith("_max") else t for n, t, p in zip(names, total.tolist(), peak.tolist())]
         tally.sums = TokenSums(*gathered)
         tally.rows, tally.micro_batches = int(total[-2]), int(total[-1])
+        if tally.experts.size:
+            tally.experts = self._world.sum(tally.experts)
 
     def _check_ess(self, step: int, share: float) -> None:
         """Warns of a train step with few effective samples; raises TrainError after too many in a row."""
@@ -237,6 +243,7 @@ class TrainStep:
         rows = rows_of(micro, part.samples, masked_too=False)
         device_rows = DeviceRows.of(rows, self._model.device)
         logprobs, entropy = self._model.logprobs(device_rows)
+        self._load.add(device_rows.head_rows)
         inputs = self._inputs(part, rows, device_rows)
         loss, sums = self._loss.function(logprobs, entropy, inputs, self.settings.loss)
         value = float(loss.detach())
@@ -315,6 +322,8 @@ class TrainStep:
             importance_mean=sums.mean("weight") if sums.tokens else 1.0,
             importance_max=sums.weight_max if sums.tokens else 1.0,
             importance_bounded_share=sums.mean("bounded"),
+            expert_load_max=load_max(tally.experts),
+            expert_unused_share=unused_share(tally.experts),
             seconds_forward=tally.forward,
             seconds_backward=tally.backward,
             seconds_optimizer=tally.optimizer,

@@ -266,6 +266,11 @@ REFUSED = [
         "does not divide the 4 devices of the trainer",
     ),
     (
+        ["--actor-num-gpus-per-node", "4", "--expert-model-parallel-size", "3"],
+        "--expert-model-parallel-size",
+        "does not divide the 4 devices of the trainer -> fit: 1, 2, 4",
+    ),
+    (
         ["--num-gpus-per-node", "2", "--rollout-num-engines", "2"],
         "--num-gpus-per-node",
         "3 devices are needed",

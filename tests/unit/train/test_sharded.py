@@ -20,6 +20,12 @@ from turnout.train.sharded import ShardedBackend
 from turnout.train.sharded_model import check_split
 
 WORLDS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # data parallel x tensor parallel
+EXPERTS = [
+    (2, 1, 2),
+    (4, 1, 2),
+    (2, 2, 2),
+    (2, 2, 4),
+]  # and of all ranks those that have the experts together
 TWICE = 3  # steps that are taken twice
 WORDS = 98  # divisible by 2, not by 4: FSDP pads
 
@@ -30,7 +36,8 @@ def ranks():
 
 
 def sharded(settings, world):
-    return replace(settings, ranks=world[0] * world[1], tensor_parallel=world[1])
+    data, tensor, *experts = world
+    return replace(settings, ranks=data * tensor, tensor_parallel=tensor, expert_parallel=sum(experts) or 1)
 
 
 def weights(backend) -> dict[str, np.ndarray]:
@@ -90,6 +97,30 @@ def test_gradients_equal_one_process_for_any_packing(tmp_path, ranks, world):
             )
 
 
+@pytest.mark.parametrize("world", EXPERTS, ids=str)
+def test_gradients_of_experts_on_several_ranks_equal_one_process(tmp_path, ranks, world):
+    """Of the experts, which are added over the ranks that hold the same ones only, and of everything before them;
+    with more ranks than samples, and with experts that no token comes to."""
+    folder = make_model(tmp_path, "qwen3_moe", words=WORDS)
+    settings = settings_for(folder, max_tokens_per_micro_batch=60, entropy_coef=0.01)
+    many = make_samples(seed=4, groups=4, members=4)
+    variants = ((settings, many), (replace(settings, gradient_checkpointing=True), many[:1]))
+    cases = [(sharded(variant, world), samples) for variant, samples in variants]
+    found = ranks.run(world[0] * world[1], gradients_job, cases)
+    for number, (variant, samples) in enumerate(variants):
+        loss, expected = gradients(LocalBackend(variant), samples)
+        norm = math.sqrt(sum(float(grad.square().sum()) for grad in expected.values()))
+        for rank in found:
+            assert rank[number][0].loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+            assert rank[number][0].grad_norm == pytest.approx(norm, rel=1e-5)
+        assert found[0][number][1].keys() == expected.keys()
+        for name, grad in expected.items():
+            mine = torch.from_numpy(found[0][number][1][name])
+            torch.testing.assert_close(
+                mine, grad, rtol=2e-4, atol=2e-6, msg=lambda m, n=name, c=number: f"case {c}, {n}: {m}"
+            )
+
+
 def metrics_job(settings, samples):
     return ShardedBackend(settings).train(batch_of(samples)).metrics()
 
@@ -138,13 +169,13 @@ def assert_same_weights(found, expected, **tolerance):
         )
 
 
-@pytest.fixture(scope="module")
-def long_run(tmp_path_factory):
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
+def long_run(tmp_path_factory, request):
     """20 optimizer steps, two a train step, with everything that crosses ranks, and one process's answer."""
-    folder = tmp_path_factory.mktemp("long")
+    folder, kind = tmp_path_factory.mktemp("long"), request.param
     settings = settings_for(
-        make_model(folder / "policy", "qwen3", words=WORDS),
-        reference=make_model(folder / "reference", "qwen3", seed=3, words=WORDS),
+        make_model(folder / "policy", kind, words=WORDS),
+        reference=make_model(folder / "reference", kind, seed=3, words=WORDS),
         kl_coef=0.1,
         lr=2e-3,
         weight_decay=0.05,
@@ -161,12 +192,14 @@ def long_run(tmp_path_factory):
         reports = [replace(backend.train(batch), **NO_SECONDS) for batch in batches]
     finally:
         torch.use_deterministic_algorithms(False)
-    return settings, batches, reports, weights(backend), backend.logprobs(batches[0].samples)
+    worlds = [(2, 1, 2), (2, 2, 2)] if kind == "qwen3_moe" else [(2, 1), (2, 2)]
+    return settings, batches, reports, weights(backend), backend.logprobs(batches[0].samples), worlds
 
 
-@pytest.mark.parametrize("world", [(2, 1), (2, 2)], ids=str)
-def test_twenty_steps_equal_one_process_and_twice_are_equal_bits(ranks, long_run, world):
-    settings, batches, expected, final, logprobs = long_run
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_twenty_steps_equal_one_process_and_twice_are_equal_bits(ranks, long_run, tensor):
+    settings, batches, expected, final, logprobs, worlds = long_run
+    world = worlds[tensor - 1]
     found = ranks.run(world[0] * world[1], train_job, sharded(settings, world), batches)
     reports, mine, answers, early, again = found[0]
     assert reports[:TWICE] == again[0]
@@ -261,7 +294,7 @@ def test_a_state_goes_on_at_any_number_of_ranks(tmp_path, ranks):
     for folder in folders:
         folder.mkdir()
     local.save(folders[0])
-    for number, world in enumerate([(2, 1), (4, 1), (2, 2), (1, 1)], 1):
+    for number, world in enumerate([(2, 1), (4, 1, 2), (2, 2, 4), (2, 1, 2), (1, 1)], 1):
         expected = straight.train(batches[number])
         found = ranks.run(
             world[0] * world[1],
@@ -271,7 +304,7 @@ def test_a_state_goes_on_at_any_number_of_ranks(tmp_path, ranks):
         assert_same_weights(found[0][3], weights(straight), rtol=1e-3, atol=1e-5)
     assert len(list(folders[3].iterdir())) == 4 * 3 + 1
     again = LocalBackend(settings)
-    again.load(folders[4])
+    again.load(folders[5])
     for kind, buffer in straight._flat.state.items():
         torch.testing.assert_close(again._flat.state[kind], buffer, rtol=1e-3, atol=1e-5, msg=kind)
     assert again.counters == straight.counters
@@ -305,5 +338,11 @@ def test_what_a_model_cannot_be_split_by_is_refused_with_what_divides(tmp_path):
     assert "key-value heads, 2, cannot be split by it" in str(caught.value)
     assert "vocabulary, 99, cannot be split by it -> one of 1" in str(caught.value)
     check_split(read_config(tmp_path), sharded(settings, (4, 1)))
-    with pytest.raises(ConfigError, match="--expert-model-parallel-size = 2"):
-        check_split(read_config(tmp_path), replace(settings, ranks=2, expert_parallel=2))
+    with pytest.raises(ConfigError, match="--expert-model-parallel-size = 2: the model has no experts"):
+        check_split(read_config(tmp_path), sharded(settings, (2, 1, 2)))
+    moe = read_config(make_model(tmp_path / "moe", "qwen3_moe"))
+    with pytest.raises(
+        ConfigError, match="4 experts on 6 trainer devices cannot be split by it -> one of 1, 2"
+    ):
+        check_split(moe, sharded(settings, (6, 1, 3)))
+    check_split(moe, sharded(settings, (6, 1, 2)))

@@ -35,6 +35,13 @@ class TopologyOptions(Options):
         unit="devices",
         ge=1,
     )
+    expert_model_parallel_size: int = option(
+        1,
+        "Devices of the trainer that hold the experts of a mixture of experts together; tokens travel to those of "
+        "their experts and back.",
+        unit="devices",
+        ge=1,
+    )
     num_gpus_per_node: int | None = option(
         None,
         "Devices of one machine. An engine lies on one machine, or on several whole ones.",
