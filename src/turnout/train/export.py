@@ -92,20 +92,34 @@ def _entry(name: str, parameters: Mapping[str, Tensor], tied_head: str | None) -
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors of an HF folder by name, from the headers of its safetensors files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _files(folder):
+        with safe_open(path, framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                shapes[name] = tuple(opened.get_slice(name).get_shape())
+    return shapes
+
+
+def checkpoint_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor of an HF folder."""
+    files: dict[str, Path] = {}
+    for path in _files(folder):
+        with safe_open(path, framework="np") as opened:
+            files |= dict.fromkeys(opened.keys(), path)
+    return files
+
+
+def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     files = ["model.safetensors"]
     if index.exists():
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         if not (folder / file).exists():
             raise ModelError(
                 Fault(str(folder / file), "", "the file is missing", "give a safetensors checkpoint")
             )
-        with safe_open(folder / file, framework="np") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                shapes[name] = tuple(opened.get_slice(name).get_shape())
-    return shapes
+    return [folder / file for file in files]
 
 
 def export_tensors(

@@ -133,6 +133,11 @@ def load_causal_model(folder: Path, options: HeadOptions, gradient_checkpointing
         folder, config=config, dtype=torch.float32, attn_implementation=attention.NAME, local_files_only=True
     )
     module.to("cuda" if torch.cuda.is_available() else "cpu")
+    return prepare(module, folder, options, gradient_checkpointing)
+
+
+def prepare(module: Any, folder: Path, options: HeadOptions, gradient_checkpointing: bool) -> CausalModel:
+    """A module of transformers for packed rows; ModelError where its head is none that the trainer knows."""
     head = module.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise ModelError(Fault("--hf-checkpoint", str(folder), "its output head has a bias"))

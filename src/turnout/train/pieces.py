@@ -48,3 +48,21 @@ class Piece:
             mine.append(slice(low - a, high - a))
             others.append(slice(low - b, high - b))
         return tuple(mine), tuple(others)
+
+
+def place(
+    whole: tuple[int, ...], split: int | None, data: tuple[int, int], tensor: tuple[int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(start, shape) of the part of one rank, given as (rank, ranks) in each dimension of the mesh: evenly over
+    tensor-parallel ranks along `split` (expert-parallel ones along the first), then the first dimension in chunks
+    over data-parallel ones, as FSDP does it (the last chunks may be shorter, or empty)."""
+    start, shape = [0] * len(whole), list(whole)
+    if split is not None:
+        shape[split] //= tensor[1]
+        start[split] = shape[split] * tensor[0]
+    rows = shape[0]
+    chunk = -(-rows // data[1])
+    before = min(chunk * data[0], rows)
+    start[0] += before
+    shape[0] = min(chunk, rows - before)
+    return tuple(start), tuple(shape)

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from turnout.core.errors import Fault, ModelError
 from turnout.train.checkpoint import read_state, save_state
-from turnout.train.export import export_tensors, plan_export
-from turnout.train.fused import fuse
+from turnout.train.export import export_tensors
 from turnout.train.head import HeadOptions
-from turnout.train.model import DTYPES, freeze, load_causal_model, read_config
+from turnout.train.model import DTYPES, read_config
 from turnout.train.settings import TrainerSettings
+from turnout.train.sharded_load import Source, empty_causal_model
 from turnout.train.sharded_model import Mesh, ShardedModel, check_split
 from turnout.train.sharded_parameters import ShardedAdamW
 from turnout.train.step import Parts, TrainStep, prepare_torch
@@ -43,17 +43,17 @@ class ShardedBackend(TrainStep):
         mesh = Mesh.of(settings.tensor_parallel, settings.expert_parallel)
         dtype = DTYPES[settings.dtype]
         options = HeadOptions(settings.temperature, settings.head_chunk_tokens)
-        whole = load_causal_model(settings.checkpoint, options, settings.gradient_checkpointing)
-        named = dict(whole.module.named_parameters())
-        self._entries = plan_export(settings.checkpoint, named, whole.tied_head)
-        fuse(whole.module, dtype)
-        self._sharded = ShardedModel(whole, mesh, dtype)
+        model = empty_causal_model(settings.checkpoint, options, settings.gradient_checkpointing)
+        source = Source(settings.checkpoint, model, torch.float32)
+        self._entries = source.entries
+        self._sharded = ShardedModel(model, source, mesh, dtype)
         self._adamw = ShardedAdamW(self._sharded, settings.optimizer)
         self._dtype = dtype
         reference = None
         if settings.reference is not None:
-            frozen = freeze(load_causal_model(settings.reference, options, False), dtype)
-            reference = ShardedModel(frozen, mesh, dtype)
+            frozen = empty_causal_model(settings.reference, options, False)
+            frozen.module.requires_grad_(False)
+            reference = ShardedModel(frozen, Source(settings.reference, frozen, dtype), mesh, dtype)
         super().__init__(settings, Parts(self._sharded, self._adamw, reference, mesh), now)
 
     def export(self) -> Iterator[HostTensor]:

@@ -12,7 +12,7 @@ loaded, with those that divide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,10 +36,13 @@ from transformers import PretrainedConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.train.balance import Wide, plan_ranks
 from turnout.train.experts import divide_experts, expert_modules
+from turnout.train.fused import fuse
 from turnout.train.head import VocabularyPart, chunked_logprobs
 from turnout.train.model import CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch, SampleShape
+from turnout.train.pieces import place
 from turnout.train.settings import TrainerSettings
+from turnout.train.sharded_load import Source
 
 WITHIN_HEADS = ("q_norm.weight", "k_norm.weight")  # each rank has the gradient of its own heads only
 
@@ -148,10 +151,10 @@ def _expert_faults(experts: int, settings: TrainerSettings) -> list[Fault]:
 class _Root(torch.nn.Module):
     """What FSDP gathers as one: embedding, final norm and head, around the layers."""
 
-    def __init__(self, model: ShardedModel) -> None:
+    def __init__(self, module: torch.nn.Module, run: Callable[[DeviceRows], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
-        self.module = model.module
-        self._run = model.run
+        self.module: Any = module
+        self._run = run
 
     def forward(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
         return self._run(rows)
@@ -160,8 +163,9 @@ class _Root(torch.nn.Module):
 class ShardedModel(CausalModel):
     """A CausalModel whose parameters lie in parts on the ranks of a mesh."""
 
-    def __init__(self, model: CausalModel, mesh: Mesh, dtype: torch.dtype) -> None:
-        """Takes the whole model, the same on every rank, and keeps this rank's part."""
+    def __init__(self, model: CausalModel, source: Source, mesh: Mesh, dtype: torch.dtype) -> None:
+        """Takes the model without data, and gives it this rank's part of the source's; `dtype` is the one it
+        computes in."""
         tied = model.tied_head is not None
         options = model.options
         self.mesh = mesh
@@ -176,9 +180,14 @@ class ShardedModel(CausalModel):
         if mesh.experts is not None:
             same = mesh.tensor.get_group() if mesh.tensor.size() > 1 else None
             self.divided = divide_experts(model.module, mesh.experts["ep"].get_group(), same)
+        fill = _Filling(model.module, self, source)
+        root = _Root(model.module, self.run)
+        for module, ranks in _units(root, mesh):
+            fill(module)
+            _shard(module, ranks, dtype)
+        fuse(model.module, dtype)
         super().__init__(model.module, options)
-        self._root = _Root(self)
-        _shard(self._root, self.module.get_decoder().layers, mesh, dtype)
+        self._root = root
 
     def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
         return self._root(rows)
@@ -251,13 +260,47 @@ def _split_words(module: Any, mesh: DeviceMesh, tied: bool) -> None:
         ends[1].weight = ends[0].weight
 
 
-def _shard(root: torch.nn.Module, layers: Any, mesh: Mesh, dtype: torch.dtype) -> None:
+class _Filling:
+    """Gives parameters without data those of the source: of each, the part of this rank before FSDP divides it."""
+
+    def __init__(self, module: torch.nn.Module, model: ShardedModel, source: Source) -> None:
+        self._names = {id(p): name for name, p in module.named_parameters()}
+        self._model, self._source = model, source
+        self._made: dict[str, Parameter] = {}
+
+    def __call__(self, unit: torch.nn.Module) -> None:
+        for owner in unit.modules():
+            for leaf, parameter in list(owner.named_parameters(recurse=False)):
+                if parameter.device.type == "meta":
+                    name = self._names[id(parameter)]
+                    if name not in self._made:  # a tied head is made once
+                        self._made[name] = self._filled(name, parameter)
+                    setattr(owner, leaf, self._made[name])
+
+    def _filled(self, name: str, parameter: Parameter) -> Parameter:
+        mesh, whole = self._model.mesh, self._model.shapes[name]
+        split, part = None, (0, 1)
+        if name in self._model.divided and mesh.experts is not None:
+            experts = mesh.experts["ep"]
+            split, part = 0, (experts.get_local_rank(), experts.size())
+        elif isinstance(parameter, DTensor) and isinstance(parameter.placements[0], Shard):
+            split, part = parameter.placements[0].dim, (mesh.tensor.get_local_rank(), mesh.tensor.size())
+        data = self._source.read(name, place(whole, split, (0, 1), part))
+        if isinstance(parameter, DTensor):
+            data = DTensor.from_local(data, parameter.device_mesh, parameter.placements, run_check=False)
+        return Parameter(data, requires_grad=parameter.requires_grad)
+
+
+def _units(root: _Root, mesh: Mesh) -> list[tuple[torch.nn.Module, DeviceMesh]]:
+    """What FSDP gathers at once, inner ones first, with the ranks that it is divided over. The root as well: else a
+    forward without backward leaves it gathered, and the next one sees old weights."""
+    experts = mesh.experts
+    inner = [] if experts is None else [(part, experts["edp"]) for _, part in expert_modules(root)]
+    return inner + [(module, mesh.data) for module in (*root.module.get_decoder().layers, root)]
+
+
+def _shard(module: torch.nn.Module, ranks: DeviceMesh, dtype: torch.dtype) -> None:
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    # The root as well: else a forward without backward leaves it gathered, and the next one sees old weights.
-    parts = [(module, mesh.data) for module in (*layers, root)]
-    if mesh.experts is not None:
-        parts = [(experts, mesh.experts["edp"]) for _, experts in expert_modules(root)] + parts
-    for module, ranks in parts:
-        sharded: Any = fully_shard(module, mesh=ranks, mp_policy=policy, reshard_after_forward=True)
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
+    sharded: Any = fully_shard(module, mesh=ranks, mp_policy=policy, reshard_after_forward=True)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)

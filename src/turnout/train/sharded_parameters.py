@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import Parameter
 
 from turnout.core.errors import InvariantBroken
-from turnout.train.pieces import Piece
+from turnout.train.pieces import Piece, place
 from turnout.train.settings import OptimizerSettings
 from turnout.train.sharded_model import WITHIN_HEADS, ShardedModel
 
@@ -151,21 +151,3 @@ def _split_dim(parameter: Tensor) -> int | None:
         placement = parameter.placements[1]
         return placement.dim if isinstance(placement, Shard) else None
     return None
-
-
-def place(
-    whole: tuple[int, ...], split: int | None, data: tuple[int, int], tensor: tuple[int, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(start, shape) of the part of one rank, given as (rank, ranks) in each dimension of the mesh: evenly over
-    tensor-parallel ranks along `split` (expert-parallel ones along the first), then the first dimension in chunks
-    over data-parallel ones, as FSDP does it (the last chunks may be shorter, or empty)."""
-    start, shape = [0] * len(whole), list(whole)
-    if split is not None:
-        shape[split] //= tensor[1]
-        start[split] = shape[split] * tensor[0]
-    rows = shape[0]
-    chunk = -(-rows // data[1])
-    before = min(chunk * data[0], rows)
-    start[0] += before
-    shape[0] = min(chunk, rows - before)
-    return tuple(start), tuple(shape)

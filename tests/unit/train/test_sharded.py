@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -11,12 +12,21 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import Ranks
-from tests.train_models import batch_of, gradients, make_model, make_samples, settings_for
+from tests.train_models import (
+    batch_of,
+    gradients,
+    make_model,
+    make_samples,
+    reference_model,
+    settings_for,
+)  # fmt: skip
 from turnout.core.errors import ConfigError, ModelError
+from turnout.train.head import HeadOptions
 from turnout.train.local import LocalBackend
 from turnout.train.model import read_config
 from turnout.train.settings import AdvantageSettings, OffPolicy
 from turnout.train.sharded import ShardedBackend
+from turnout.train.sharded_load import Source, empty_causal_model
 from turnout.train.sharded_model import check_split
 
 WORLDS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # data parallel x tensor parallel
@@ -119,6 +129,42 @@ def test_gradients_of_experts_on_several_ranks_equal_one_process(tmp_path, ranks
             torch.testing.assert_close(
                 mine, grad, rtol=2e-4, atol=2e-6, msg=lambda m, n=name, c=number: f"case {c}, {n}: {m}"
             )
+
+
+def loading_job(settings):
+    """What was read of the checkpoint at once, [(parameter, elements)]."""
+    taken, read = [], Source.read
+
+    def counted(source, parameter, place):
+        part = read(source, parameter, place)
+        taken.append((parameter, part.numel()))
+        return part
+
+    Source.read = counted
+    ShardedBackend(settings)
+    return taken
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_rank_reads_what_it_computes_with_and_no_more(tmp_path, ranks, tied):
+    settings = settings_for(make_model(tmp_path, "qwen3_moe", tied, words=WORDS))
+    whole = {name: p.numel() for name, p in reference_model(tmp_path).named_parameters()}
+    for taken in ranks.run(4, loading_job, sharded(settings, (2, 2, 4))):
+        assert [name for name, _ in taken].count("model.embed_tokens.weight") == 1
+        assert sorted(name for name, _ in taken) == sorted(whole), "each once"
+        for name, elements in taken:
+            parts = (
+                4 if "experts" in name else 2 if "proj" in name or "embed" in name or "head" in name else 1
+            )
+            assert elements * parts == whole[name], name
+
+
+def test_a_checkpoint_with_fewer_words_than_its_config_is_refused(tmp_path):
+    options = HeadOptions()
+    config = json.loads((make_model(tmp_path, words=WORDS) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": WORDS + 2}))
+    with pytest.raises(ModelError, match=r"embed_tokens\.weight: has fewer rows than the vocabulary"):
+        Source(tmp_path, empty_causal_model(tmp_path, options, False), torch.float32)
 
 
 def metrics_job(settings, samples):
