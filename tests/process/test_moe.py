@@ -1,4 +1,5 @@
-"""`turnout train examples/moe.yaml`: experts divided over two trainer processes, gone on with by one."""
+"""`turnout train examples/moe.yaml`: experts divided over two trainer processes and two of the engine, gone on
+with by one each."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ def test_experts_on_two_ranks_then_on_one(tmp_path: Path) -> None:
     first = run(folder, "--num-rollout", "2", "--save-interval", "1")
     assert first["ranks"] == {"count": 2, "tensor_parallel": 1, "expert_parallel": 2}
     more = ("--num-rollout", "3", "--actor-num-gpus-per-node", "1", "--expert-model-parallel-size", "1")
+    more += ("--rollout-num-gpus-per-engine", "1", "--engine-expert-parallel-size", "1")
     last = run(folder, *more, "--save-interval", "1")
     assert last["ranks"] == {"count": 1, "tensor_parallel": 1, "expert_parallel": 1}
     assert last["audit"]["failed"] == 0, last["audit"]

@@ -92,5 +92,6 @@ def _engines(config: RunConfig) -> RolloutTopology:
     first = next(group for group in config.groups if group.updated)
     if first.program == "embedded":
         block = (128, 128) if config.engine_quantization == "fp8" else None
-        return RolloutTopology(count, first.ranks, dtype=dtype, block=block)
+        ep = int(dict(first.overrides).get("ep_size", config.engine_expert_parallel_size))
+        return RolloutTopology(count, first.ranks, ep=ep, dtype=dtype, block=block)
     return RolloutTopology(count, layout="sglang", dtype=dtype)  # other sizes are refused in a run

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from turnout.config.run_config import RunConfig
+from turnout.config.server_groups import divisors
 from turnout.core.errors import Fault
 
 
@@ -17,6 +18,13 @@ def step_holds_decodes(c: RunConfig) -> Iterator[Fault]:
         yield Fault(
             "--engine-step-tokens", str(c.engine_step_tokens), reason, "raise it, or lower the requests"
         )
+
+
+def experts_are_divided(c: RunConfig) -> Iterator[Fault]:
+    size, ranks = c.engine_expert_parallel_size, c.rollout_num_gpus_per_engine
+    if ranks % size:
+        reason = f"does not divide --rollout-num-gpus-per-engine {ranks}"
+        yield Fault("--engine-expert-parallel-size", str(size), reason, f"fit: {divisors(ranks)}")
 
 
 def deterministic_threads(c: RunConfig) -> Iterator[Fault]:
@@ -46,4 +54,10 @@ def engines_may_linger(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--engine-linger", f"{c.engine_linger:g}", reason, "leave it out")
 
 
-ENGINE_CHECKS = (step_holds_decodes, deterministic_threads, restarts_are_used, engines_may_linger)
+ENGINE_CHECKS = (
+    step_holds_decodes,
+    experts_are_divided,
+    deterministic_threads,
+    restarts_are_used,
+    engines_may_linger,
+)

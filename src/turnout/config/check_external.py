@@ -48,6 +48,7 @@ def not_with_external(c: RunConfig) -> Iterator[Fault]:
         ("colocate", c.colocate),
         ("rollout_num_engines", c.rollout_num_engines),
         ("rollout_num_gpus_per_engine", c.rollout_num_gpus_per_engine),
+        ("engine_expert_parallel_size", c.engine_expert_parallel_size),
         ("engine_quantization", c.engine_quantization),
         ("engine_linger", c.engine_linger),
         ("custom_update_weight_pre_read_path", c.custom_update_weight_pre_read_path),

@@ -51,6 +51,7 @@ def only_with_embedded(c: RunConfig) -> Iterator[Fault]:
     options: list[tuple[str, object]] = [
         ("engine_step_tokens", c.engine_step_tokens),
         ("engine_row_block", c.engine_row_block),
+        ("engine_expert_parallel_size", c.engine_expert_parallel_size),
         ("engine_quantization", c.engine_quantization),
     ]
     if c.sglang_device == "cuda":

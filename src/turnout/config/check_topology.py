@@ -31,6 +31,7 @@ OVERRIDES: dict[str, tuple[type[Options], str]] = {
     "max_running_requests": (EngineOptions, "engine_max_running_requests"),
     "max_step_tokens": (EngineOptions, "engine_step_tokens"),
     "row_block": (EngineOptions, "engine_row_block"),
+    "ep_size": (EngineOptions, "engine_expert_parallel_size"),
     "quantization": (EngineOptions, "engine_quantization"),
     "threads": (EngineOptions, "engine_threads"),
     "context_length": (RolloutOptions, "rollout_max_context_len"),

@@ -14,7 +14,12 @@ from turnout.config.check_algorithm import ALGORITHM_CHECKS
 from turnout.config.check_colocated import COLOCATED_CHECKS
 from turnout.config.check_critic import CRITIC_CHECKS
 from turnout.config.check_debug import DEBUG_CHECKS
-from turnout.config.check_engines import ENGINE_CHECKS, deterministic_threads, step_holds_decodes
+from turnout.config.check_engines import (
+    ENGINE_CHECKS,
+    deterministic_threads,
+    experts_are_divided,
+    step_holds_decodes,
+)
 from turnout.config.check_external import EXTERNAL_CHECKS
 from turnout.config.check_files import FILE_CHECKS
 from turnout.config.check_files import is_file as file_exists
@@ -325,7 +330,8 @@ def _near_divisors(total: int, wanted: int) -> str:
 
 def groups_fit(c: RunConfig) -> Iterator[Fault]:
     """The rules of engines, for each group of --sglang-config."""
-    rules = (sequence_fits, step_holds_decodes, deterministic_threads, one_rank, seeds_count)
+    own = (step_holds_decodes, experts_are_divided, deterministic_threads)
+    rules = (sequence_fits, *own, one_rank, seeds_count)
     yield from each_group(c, rules)
     updates = (quantised_engines, engine_applies_deltas, hook_has_a_reader, checkpoint_engine_can_run)
     yield from each_group(c, (*updates, update_policy_fits, stock_engines_are_alike), updated=True)

@@ -27,6 +27,7 @@ MAY_DIFFER = frozenset(
         # how many engines, ranks and threads there are, and how large the engines' caches
         *("rollout_external_engine_addrs", "rollout_external_engine_file", "rollout_engine_ca_file"),
         *("rollout_engine_api_key_env", "rollout_engine_admin_key_env"),
+        "engine_expert_parallel_size",
         *("rollout_num_engines", "rollout_num_gpus_per_engine", "min_engines", "engine_threads"),
         *("sglang_config", "rollout_num_gpus", "num_gpus_per_node", "colocate"),
         *("cluster", "ray_address", "rollout_data_transport"),

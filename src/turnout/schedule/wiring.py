@@ -58,6 +58,7 @@ def engine_launch(
         "--dtype": config.dtype,
         "--threads": threads,
         "--tp-size": plan.ranks,
+        "--ep-size": config.engine_expert_parallel_size,
         "--max-total-tokens": config.engine_max_total_tokens,
         "--max-running-requests": config.engine_max_running_requests,
         "--max-step-tokens": config.engine_step_tokens,

@@ -224,6 +224,11 @@ REFUSED = [
         "--engine-quantization",
         "several ranks",
     ),
+    (
+        ["--engine-expert-parallel-size", "3", "--rollout-num-gpus-per-engine", "4"],
+        "--engine-expert-parallel-size",
+        "does not divide --rollout-num-gpus-per-engine 4",
+    ),
     ([*STOCK, "--update-weight-mode", "delta"], "--update-weight-mode", "a stock SGLang applies no deltas"),
     ([*STOCK, "--rollout-num-gpus-per-engine", "2"], "--rollout-num-gpus-per-engine", "several ranks"),
     (["--rollout-num-gpus", "0"], "--rollout-num-gpus", "nothing is sampled"),

@@ -50,6 +50,13 @@ class EngineOptions(Options):
         unit="rows",
         ge=8,
     )
+    engine_expert_parallel_size: int = option(
+        1,
+        "Groups of an engine's ranks that hold the experts of a mixture of experts together, each whole ones. It "
+        "divides --rollout-num-gpus-per-engine.",
+        unit="groups",
+        ge=1,
+    )
     engine_quantization: Literal["none", "int8", "fp8"] = option(
         "none",
         "How an engine keeps the weights of its linear layers: as they are, int8 per output row, or fp8 in "
