@@ -60,6 +60,7 @@ COMMANDS: dict[str, Command] = {
         "Runs", "tell what became of a run's groups, by its ledger", "turnout.cli.inspect:command"
     ),
     "doctor": Command("Runs", "tell what a run waits for, and why", "turnout.cli.doctor:command"),
+    "dash": Command("Runs", "show a run as a web page, live or after its end", "turnout.cli.dash:command"),
     "engines": Command(
         "Engines", "list, add and remove the engines of a run that works", "turnout.cli.engines:command"
     ),

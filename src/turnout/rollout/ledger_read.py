@@ -12,7 +12,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from turnout.core.errors import DataError, Fault, InvariantBroken
 from turnout.core.types import Trajectory
@@ -50,7 +50,7 @@ class LedgerReader:
         self._database, self._connection = database, database.connection
 
     @classmethod
-    def of(cls, path: Path) -> LedgerReader:
+    def of(cls, path: Path) -> Self:
         """Opens a file to read, also beside its writer; raises DataError."""
         return cls(read_database(path))
 

@@ -1,0 +1,1 @@
+"""The dashboard: a local web page over a run's directory, read-only."""

@@ -1,0 +1,171 @@
+"""Everything that the dashboard tells of one run, as JSON values, from its directory. Reads only.
+
+Owns the reader of its logs and the connection to its ledger. All calls come from one thread. Promises: a call costs
+what has changed, not what there is; a file that isn't there yet, or can't be read, is told as a text in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from turnout.config.rundir import LEDGER, RECORD
+from turnout.core.errors import ConfigError, DataError, Fault
+from turnout.dash.texts import Texts
+from turnout.dash.trajectories import group_detail, group_rows, member_tokens, named_rows
+from turnout.observe.doctor import Seen, read_end, read_waits, verdict
+from turnout.observe.metrics import LAG, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS
+from turnout.observe.run_picture import BUFFERED, MASKED, SLOTS, TRAINED_TOKENS, UNDER_WAY
+from turnout.observe.run_reader import RunReader
+from turnout.placement.processes import process_state
+from turnout.rollout.ledger_list import LedgerList, Wanted
+
+OTHER_SECONDS = ("step", "evaluate", "checkpoint")
+OVERVIEW = (
+    *(REWARD, RESPONSE_LEN, LAG, "rollout/lag_max", MISMATCH, "tokens/response", TRAINED_TOKENS, MASKED),
+    *(UNDER_WAY, BUFFERED, SLOTS, "weights/bytes", "weights/density", "train/grad_norm", "train/entropy"),
+    *("train/approx_kl", "rollout/truncated_share", *(SECONDS + name for name in (*PHASES, *OTHER_SECONDS))),
+)
+COUNTS_EVERY_S = 10.0
+CONFIG_SHOWN = (
+    "num_rollout",
+    "rollout_batch_size",
+    "n_samples_per_prompt",
+    "rollout_slots",
+    "colocate",
+    "engine",
+)
+
+
+class RunSource:
+    """`find` gives the folder of a checkpoint by its name, for the tokenizer."""
+
+    def __init__(self, root: Path, find: Callable[[str], Path | None]) -> None:
+        if not (root / RECORD).exists():
+            raise ConfigError(Fault("RUN_DIR", str(root), "holds no run", "give the directory of one"))
+        self.root, self.reader = root, RunReader(root)
+        self.config: dict[str, Any] = _json(root / "config.json")
+        self.texts = Texts(self.config, find)
+        self._ledger: LedgerList | None = None
+        self._ledger_file: tuple[int, int] | None = None
+        self._counts: tuple[float, dict[str, int]] = (0.0, {})
+
+    def head(self) -> dict[str, Any]:
+        """What stands above every view."""
+        picture, reader = self.reader.picture, self.reader
+        found = self._verdict()
+        return {
+            "name": self.root.absolute().name,
+            "run": picture.run,
+            "config": {key: self.config.get(key) for key in CONFIG_SHOWN},
+            "model": self.config.get("hf_checkpoint"),
+            "status": picture.status or ("running" if found["status"] != 1 else "dead"),
+            "reason": picture.reason,
+            "doctor": found,
+            "started": picture.started,
+            "last": picture.last,
+            "step": None if picture.step is None else picture.step + 1,
+            "version": picture.fleet.committed,
+            "incarnations": len(picture.incarnations),
+            "faults": picture.fleet.fault_counts.total(),
+            "progress": round(reader.progress, 4),
+            "bad": {"count": reader.bad_count, "first": reader.bad},
+            "unknown": sum(picture.unknown.values()),
+        }
+
+    def _verdict(self) -> dict[str, Any]:
+        try:
+            waits = read_waits(self.root)
+        except ConfigError as fault:
+            return {"status": 1, "text": str(fault), "waits": {}}
+        here = waits.get("host") == socket.gethostname()
+        process = process_state(waits["pid"]) if here else ""
+        found = verdict(waits, read_end(self.root), Seen(time.time(), here, process))
+        return {"status": found.status, "text": found.text, "waits": waits}
+
+    def series(self, revision: int) -> dict[str, Any]:
+        """Means by step, evaluations, counts by event."""
+        picture = self.reader.picture
+        return {
+            "rows": picture.bins.means(OVERVIEW, revision),
+            "evals": picture.evals,
+            "counts": dict(picture.counts),
+        }
+
+    def shapes(self, revision: int) -> dict[str, Any]:
+        """Counts of lags, lengths and causes by step."""
+        return {"rows": self.reader.picture.bins.shapes(revision)}
+
+    def versions(self, _revision: int) -> dict[str, Any]:
+        fleet = self.reader.picture.fleet
+        return {
+            "versions": fleet.version_rows(),
+            "count": fleet.version_count,
+            "committed": fleet.committed,
+            "engines": sum(engine.updated for engine in fleet.engines.values()),
+        }
+
+    def health(self, _revision: int) -> dict[str, Any]:
+        picture = self.reader.picture
+        return {
+            "engines": picture.fleet.engine_rows(),
+            "routers": picture.fleet.routers,
+            "faults": [list(fault) for fault in reversed(picture.fleet.faults)],
+            "fault_counts": dict(picture.fleet.fault_counts),
+            "incarnations": picture.incarnations,
+        }
+
+    def states(self, _revision: int = 0) -> dict[str, Any]:
+        """Groups by state, at most COUNTS_EVERY_S old, and the causes of those that were dropped or sent back."""
+        at, counts = self._counts
+        if time.monotonic() - at >= COUNTS_EVERY_S or not counts:
+            counts = self._asked(lambda ledger: ledger.states())
+            self._counts = time.monotonic(), counts
+        return {"states": counts, "causes": self.reader.picture.causes.most_common(100)}
+
+    def groups(self, wanted: Wanted, slowest: bool) -> dict[str, Any]:
+        """A page of groups. `slowest`: those that took longest, of all so far, whatever is wanted else."""
+        if slowest:
+            found = sorted(self.reader.picture.slowest, reverse=True)[: wanted.limit]
+            names = [name for _, name, _, _ in found]
+            return {"groups": self._asked(lambda ledger: named_rows(ledger, names))}
+        return {"groups": self._asked(lambda ledger: group_rows(ledger, wanted))}
+
+    def group(self, group_id: str) -> dict[str, Any] | None:
+        return self._asked(lambda ledger: group_detail(ledger, group_id, self.texts))
+
+    def tokens(self, group_id: str, member: int, first: int) -> dict[str, Any] | None:
+        return self._asked(lambda ledger: member_tokens(ledger, (group_id, member), first, self.texts))
+
+    def _asked(self, ask: Callable[[LedgerList], Any]) -> Any:
+        """Of the ledger that is there now; raises DataError, DeadlineExceeded."""
+        path = self.root / LEDGER
+        try:
+            stat = path.stat()
+        except OSError:
+            raise DataError(Fault("ledger", str(path), "is not there")) from None
+        if self._ledger is None or self._ledger_file != (stat.st_dev, stat.st_ino):
+            self.close()
+            self._ledger, self._ledger_file = LedgerList.of(path), (stat.st_dev, stat.st_ino)
+        try:
+            return ask(self._ledger)
+        except sqlite3.Error as fault:
+            self.close()
+            raise DataError(Fault("ledger", str(path), f"can't be read now: {fault}", "ask again")) from None
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

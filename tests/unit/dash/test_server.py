@@ -1,0 +1,240 @@
+"""The dashboard's endpoints over a small run written by the classes that write a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from benchmarks.dash_run import HOSTILE, RunWriter, Shape
+
+from turnout.core.errors import ConfigError
+from turnout.dash.server import PAGE, DashServer, DashSettings
+from turnout.dash.source import RunSource
+
+Ask = Callable[..., Awaitable[Any]]
+SMALL = Shape(groups=4, members=2, tokens=6, engines=2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    writer = RunWriter(root, SMALL, 1000.0)
+    for _ in range(45):
+        writer.step()
+    writer.close(ended=True)
+    return root
+
+
+def asked(
+    root: Path, work: Callable[[TestClient[Any, Any]], Awaitable[Any]], token: str | None = None
+) -> Any:
+    async def body() -> Any:
+        settings = DashSettings(token=token)
+        server = DashServer(RunSource(root, lambda _: None), settings)
+        async with TestClient(TestServer(server.app())) as client:
+            return await work(client)
+
+    return asyncio.run(body())
+
+
+def rows(root: Path, *paths: str) -> list[tuple[int, Any]]:
+    async def work(client: TestClient[Any, Any]) -> list[tuple[int, Any]]:
+        found = []
+        for path in paths:
+            async with client.get(path) as answer:
+                found.append((answer.status, await answer.json()))
+        return found
+
+    return asked(root, work)
+
+
+def test_every_view_of_a_run(run: Path) -> None:
+    names = ("overview", "distributions", "versions", "health", "states")
+    (_, over), (_, shapes), (_, versions), (_, health), (_, states) = rows(
+        run, *(f"/api/live/{n}" for n in names)
+    )
+    assert over["head"]["status"] == "finished" and over["head"]["step"] == 45
+    assert len(over["view"]["rows"]) == 45 and over["view"]["rows"][3]["seconds/train"] > 0
+    assert [one["step"] for one in over["view"]["evals"]] == [0, 20, 40]
+    assert all(one["low"] < one["score"] < one["high"] for one in over["view"]["evals"])
+    assert sum(n for row in shapes["view"]["rows"] for _, n in row["lengths"]) == 2 * (45 * 4 - 6)
+    assert shapes["view"]["rows"][3]["drops"] == [["stale: lag 3 > 2", 1]]
+    newest = versions["view"]["versions"][0]
+    assert newest["serving"] == ["engine-0", "engine-1"] and newest["encoding"] == "packed"
+    assert health["view"]["fault_counts"] == {"engine lost": 1, "engine fenced": 1}
+    assert [one["lives"] for one in health["view"]["engines"]] == [1, 2]
+    assert states["view"] == {"states": {"trained": 174, "dropped": 6}, "causes": [["stale: lag 3 > 2", 6]]}
+
+
+def test_only_what_changed_is_told_again(run: Path) -> None:
+    async def work(client: TestClient[Any, Any]) -> list[Any]:
+        first = await (await client.get("/api/live/overview")).json()
+        known = f"epoch={first['epoch']}&revision={first['revision']}"
+        again = await (await client.get(f"/api/live/overview?{known}")).json()
+        other = await (await client.get(f"/api/live/overview?epoch=77&revision={first['revision']}")).json()
+        return [first, again, other]
+
+    first, again, other = asked(run, work)
+    assert first["whole"] and "view" not in again and not again["whole"] and again["head"] == first["head"]
+    assert other["whole"] and len(other["view"]["rows"]) == 45
+
+
+def test_groups_are_paged_and_filtered(run: Path) -> None:
+    page, dropped, step, slow = rows(
+        run,
+        "/api/groups?limit=2",
+        "/api/groups?state=dropped&cause=stale:+lag+3+>+2&limit=100",
+        "/api/groups?step=3",
+        "/api/groups?order=slowest&limit=5",
+    )
+    last = page[1]["groups"][-1]["group"]
+    (_, more), (_, known) = rows(run, f"/api/groups?limit=2&below={last}", f"/api/groups/{last}")
+    assert [row["group"] for row in more["groups"]] == ["g00000177.0", "g00000176.0"]
+    assert known["group"] == last and known["stored"]
+    assert len(dropped[1]["groups"]) == 6 and not any(row["stored"] for row in dropped[1]["groups"])
+    assert {row["trained"] for row in step[1]["groups"]} == {3} and len(step[1]["groups"]) == 3
+    seconds = [row["seconds"] for row in slow[1]["groups"]]
+    assert len(seconds) == 5 and seconds == sorted(seconds, reverse=True)
+
+
+def test_one_trajectory_by_token(run: Path) -> None:
+    (_, group), (_, member), (_, late) = rows(
+        run,
+        "/api/groups/g00000178.0",
+        "/api/groups/g00000178.0/members/1",
+        "/api/groups/g00000178.0/members/1?first=40",
+    )
+    assert [move["event"] for move in group["history"]] == ["admit", "start", "complete", "take", "train"]
+    assert group["prompt_missing"] and len(group["members"]) == 2
+    count = member["count"]
+    assert count == len(member["ids"]) == len(member["logprobs"]) == len(member["mask"]) > len(HOSTILE)
+    assert member["mask"][0] == 0 and member["texts"] is None and "tokenizer.json" in member["texts_missing"]
+    assert HOSTILE in member["text"] and sum(n for n, _, _ in member["versions"]) == count
+    assert member["versions"][0][2] in (0, 1, 2) and member["engines"] == [[count, "engine-1"]]
+    assert late["first"] == 40 and late["ids"] == member["ids"][40:]
+
+
+def test_forgotten_tokens_and_drops_are_explained(run: Path) -> None:
+    (_, old), (_, dropped), (status, _) = rows(
+        run, "/api/groups/g00000000.0", "/api/groups/g00000015.0", "/api/groups/g00000000.0/members/0"
+    )
+    assert not old["stored"] and "two newer checkpoints" in old["missing"] and old["members"][0]["tokens"] > 0
+    assert dropped["cause"] == "stale: lag 3 > 2" and "dropped keeps none" in dropped["missing"]
+    assert status == 404
+
+
+@pytest.mark.parametrize(
+    "path, status",
+    [
+        ("/api/live/nothing", 404),
+        ("/api/groups?state=burnt", 400),
+        ("/api/groups?step=x", 400),
+        ("/api/groups?below=g1;DROP", 400),
+        ("/api/groups?cause=" + "x" * 501, 400),
+        ("/api/groups/..%2f..%2fetc", 400),
+        ("/api/groups/g00000001.0'--", 400),
+        ("/api/groups/g99999999.0", 404),
+        ("/api/groups/g00000178.0/members/x", 400),
+        ("/api/groups/g00000178.0/members/99", 404),
+        ("/api/groups/g00000178.0/members/1?first=-5", 200),
+        ("/page/../server.py", 404),
+        ("/server.py", 404),
+    ],
+)
+def test_what_is_asked_is_checked(run: Path, path: str, status: int) -> None:
+    [(found, row)] = rows(run, path)
+    assert found == status and (status == 200 or set(row) == {"error"})
+
+
+def test_the_page_runs_its_own_script_only_and_comes_whole(run: Path) -> None:
+    async def work(client: TestClient[Any, Any]) -> dict[str, Any]:
+        found = {}
+        for path in PAGE:
+            async with client.get(path) as answer:
+                found[path] = answer.status, dict(answer.headers), await answer.text()
+        return found
+
+    for path, (status, headers, text) in asked(run, work).items():
+        assert status == 200 and text, path
+        assert "script-src 'self'" in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
+        assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+        assert "innerHTML" not in text and "document.write" not in text
+
+
+def test_beyond_loopback_a_token_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"--host = 0\.0\.0\.0: beyond loopback a token is needed"):
+        DashSettings(host="0.0.0.0").check()
+    DashSettings(host="0.0.0.0", token="t").check()
+    DashSettings(host="::1").check()
+
+
+def test_the_token_by_header_or_as_a_browsers_password(run: Path) -> None:
+    basic = "Basic " + base64.b64encode(b"me:secret").decode()
+    wrong = "Basic " + base64.b64encode(b"secret:me").decode()
+
+    async def work(client: TestClient[Any, Any]) -> list[int]:
+        found = []
+        for given in (None, "Bearer secret", basic, wrong, "Bearer secre", "Basic !", "Digest secret"):
+            headers = {} if given is None else {"Authorization": given}
+            for path in ("/", "/api/live/overview"):
+                async with client.get(path, headers=headers) as answer:
+                    found.append(answer.status)
+                    if answer.status == 401:
+                        assert "Basic" in answer.headers["WWW-Authenticate"]
+        return found
+
+    assert asked(run, work, token="secret") == [401, 401, 200, 200, 200, 200, *[401] * 8]
+
+
+def test_a_name_that_another_site_points_here_is_refused(run: Path) -> None:
+    async def work(client: TestClient[Any, Any]) -> list[int]:
+        hosts = ("evil.example", "127.0.0.1:7860", "localhost", "[::1]:7860", "127.0.0.1.evil.example")
+        return [(await client.get("/api/live/overview", headers={"Host": host})).status for host in hosts]
+
+    assert asked(run, work) == [403, 200, 200, 200, 403]
+
+
+def test_a_run_that_has_not_begun_and_a_folder_without_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        RunSource(tmp_path, lambda _: None)
+    (tmp_path / "run.json").write_text("{}")
+    (_, over), (status, groups) = rows(tmp_path, "/api/live/overview", "/api/groups")
+    assert over["head"]["progress"] == 1.0 and over["head"]["doctor"]["text"].startswith(
+        "the run has not begun"
+    )
+    assert status == 409 and "is not there" in groups["error"]
+
+
+def test_a_ledger_that_was_replaced_is_opened_anew(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "a", SMALL, 1000.0)
+    writer.step()
+
+    async def work(client: TestClient[Any, Any]) -> list[int]:
+        found = []
+        for step in (0, 1):
+            async with client.get("/api/groups") as answer:
+                found.append(len((await answer.json())["groups"]))
+            if not step:
+                writer.close(ended=False)
+                other = RunWriter(tmp_path / "b", SMALL, 1000.0)
+                for _ in range(3):
+                    other.step()
+                other.close(ended=False)
+                for log in (tmp_path / "a").glob("ledger.sqlite-*"):  # as a resume does
+                    log.unlink()
+                (tmp_path / "b" / "ledger.sqlite").replace(tmp_path / "a" / "ledger.sqlite")
+        return found
+
+    assert asked(tmp_path / "a", work) == [4, 12]
+
+
+def test_json_holds_no_number_that_browsers_refuse(run: Path) -> None:
+    for _, row in rows(run, "/api/live/overview", "/api/live/versions"):
+        json.dumps(row, allow_nan=False)
