@@ -10,7 +10,7 @@ ARGS ?=
 # TORCH_INDEX= PyTorch's public CPU index saves a Linux machine without a GPU several GB
 TORCH_INDEX ?=
 
-.PHONY: train test test-sglang check fmt docs clean soak bench-e2e bench-engine bench-delta bench-full bench-trainer
+.PHONY: train test test-sglang check fmt docs clean soak screenshots bench-e2e bench-engine bench-delta bench-full bench-trainer
 
 $(VENV)/installed: requirements.lock requirements-torch.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
@@ -55,6 +55,10 @@ fmt: $(VENV)/installed
 docs: $(VENV)/installed
 	$(BIN)/python -m turnout.config.reference docs/flags.md
 	$(BIN)/python -m turnout.weights.state_tables docs/weights.md
+
+# pictures of every view of the dashboard and of the panel, from real runs; needs Chromium
+screenshots: $(VENV)/installed
+	$(BIN)/python -m tests.screenshots
 
 bench-%: $(VENV)/installed
 	$(BIN)/python -m benchmarks.$* --json benchmark-$*.json $(ARGS)

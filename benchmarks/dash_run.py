@@ -21,7 +21,9 @@ from turnout.core.events import (
     EngineFenced,
     EngineLost,
     EngineReady,
+    EngineWorked,
     EvalDone,
+    PhaseEnded,
     RunEnded,
     RunStarted,
     StepTrained,
@@ -33,6 +35,7 @@ from turnout.core.events import (
 )
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
+from turnout.core.waits import RUN, UPDATE
 from turnout.observe.eventlog import EventLog
 from turnout.observe.metrics import MetricsLog
 from turnout.rollout.book import GroupBook
@@ -79,6 +82,16 @@ class MovedClock:
         return await work
 
 
+def write_tokenizer(folder: Path) -> None:
+    """One token per character of ASCII, with its number."""
+    from tokenizers import Tokenizer, decoders, models  # noqa: PLC0415  late, as the dashboard does
+
+    folder.mkdir(exist_ok=True)
+    made = Tokenizer(models.WordLevel({chr(code): code for code in range(128)}, unk_token=" "))
+    made.decoder = decoders.Fuse()
+    made.save(str(folder / "tokenizer.json"))
+
+
 class RunWriter:
     """Writes step after step; `close` ends the run where `ended`."""
 
@@ -93,7 +106,9 @@ class RunWriter:
         self.steps, self._admitted = 0, 0
         self._names = [f"engine-{at}" for at in range(shape.engines)]
         self._flying: list[tuple[int, RolloutGroup]] = []
-        config = {"hf_checkpoint": "tiny:llama", "rollout_batch_size": shape.groups, "num_rollout": None}
+        model = root / "model"
+        write_tokenizer(model)
+        config = {"hf_checkpoint": str(model), "rollout_batch_size": shape.groups, "num_rollout": None}
         (root / "run.json").write_text(json.dumps({"format": 1, "run_id": "synthetic"}))
         (root / "config.json").write_text(json.dumps(config | {"n_samples_per_prompt": shape.members}))
         self.version = WeightVersion(0, 0, f"{0:032x}")
@@ -128,11 +143,14 @@ class RunWriter:
             self.book.drop(done[-1].group_id, f"stale: lag {shape.lag + 1} > {shape.lag}")
             done.pop()
         self.book.take(step, done)
+        self._worked()
+        self.events.emit(PhaseEnded(RUN, "rollout", 0.3 * shape.step_s))
         self.clock.at = begun + shape.step_s * 0.9
         lag = min(step, self._random.randrange(shape.lag + 1))
         with self.book.transaction():
             for group in done:
                 self.book.train(group, step, lag)
+        self.events.emit(PhaseEnded(RUN, "train", 0.3 * shape.step_s))
         self._told(step, done, lag)
         self._update(step)
         self._mishaps(step)
@@ -141,6 +159,11 @@ class RunWriter:
         if self.steps % SAVE_EVERY == 0:
             self.ledger.put_checkpoint(self.steps, self.version.label)
         self._waits()
+
+    def _worked(self) -> None:
+        for at, name in enumerate(self._names):
+            share = 0.5 * (1 - 0.1 * at)
+            self.events.emit(EngineWorked(name, share * self.shape.step_s, self.shape.groups * 2))
 
     def _fresh(self, step: int) -> RolloutGroup:
         del step
@@ -208,6 +231,7 @@ class RunWriter:
         self.events.emit(
             VersionPublished(new.label, 0, counter, new.root, step + 1, required=self._names, **sized)
         )
+        self.events.emit(PhaseEnded(UPDATE, "publish", 0.03 * self.shape.step_s))
         self.clock.at += 0.02 * self.shape.step_s
         if step % 97 == 50:
             self.events.emit(VersionAborted(new.label, "engine-1 has not attested within 60 s"))
@@ -215,8 +239,11 @@ class RunWriter:
             return
         for name in self._names:
             self.events.emit(VersionPrepared(name, new.label))
+        self.events.emit(PhaseEnded(UPDATE, "prepare", 0.02 * self.shape.step_s))
         self.version = new
         self._committed(step + 1)
+        self.clock.at += 0.01 * self.shape.step_s
+        self.events.emit(PhaseEnded(UPDATE, "activate", 0.01 * self.shape.step_s))
         self.events.emit(VersionCommitted(new.label))
 
     def _mishaps(self, step: int) -> None:

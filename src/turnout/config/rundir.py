@@ -29,6 +29,12 @@ class RunPaths:
     resumed: bool = False
 
     @property
+    def shown(self) -> str:
+        """The run's directory as one would type it here."""
+        here = Path.cwd()
+        return str(self.root.relative_to(here) if self.root.is_relative_to(here) else self.root)
+
+    @property
     def record(self) -> Path:
         """Whose directory it is (turnout.schedule.run_record); a directory with this file holds a run."""
         return self.root / RECORD

@@ -38,6 +38,7 @@ PAGE = {
     "/charts.js": ("charts.js", "text/javascript"),
     "/dom.js": ("dom.js", "text/javascript"),
     "/views.js": ("views.js", "text/javascript"),
+    "/lanes.js": ("lanes.js", "text/javascript"),
     "/trajectories.js": ("trajectories.js", "text/javascript"),
     "/style.css": ("style.css", "text/css"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
@@ -88,6 +89,7 @@ class DashServer:
         for path in PAGE:
             app.router.add_get(path, self._page)
         app.router.add_get("/api/live/{view}", self._live)
+        app.router.add_get("/api/lanes", self._lanes)
         app.router.add_get("/api/groups", self._groups)
         app.router.add_get("/api/groups/{group}", self._group)
         app.router.add_get("/api/groups/{group}/members/{member}", self._member)
@@ -172,6 +174,10 @@ class DashServer:
             row["view"] = view(0 if whole else since)
         return row
 
+    async def _lanes(self, request: web.Request) -> web.Response:
+        start, end = _seconds(request, "start"), _seconds(request, "end")
+        return _answer(await self._call(lambda: self._source.lanes(start, end)))
+
     async def _groups(self, request: web.Request) -> web.Response:
         state, cause, below = (request.query.get(key) for key in ("state", "cause", "below"))
         if state is not None and state not in {one.value for one in GroupState}:
@@ -217,6 +223,13 @@ def _number(request: web.Request, key: str, otherwise: int) -> int:
     if not re.fullmatch(r"-?[0-9]{1,15}", text):
         raise web.HTTPBadRequest(reason=f"{key}: must be a whole number")
     return int(text)
+
+
+def _seconds(request: web.Request, key: str) -> float | None:
+    text = request.query.get(key)
+    if text is not None and not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text):
+        raise web.HTTPBadRequest(reason=f"{key}: must be seconds")
+    return None if text is None else float(text)
 
 
 def _there(found: dict[str, Any] | None) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from turnout.core.errors import ConfigError, DataError, Fault
 from turnout.dash.texts import Texts
 from turnout.dash.trajectories import group_detail, group_rows, member_tokens, named_rows
 from turnout.observe.doctor import Seen, read_end, read_waits, verdict
+from turnout.observe.lanes import lane_rows
 from turnout.observe.metrics import LAG, MISMATCH, PHASES, RESPONSE_LEN, REWARD, SECONDS
 from turnout.observe.run_picture import BUFFERED, MASKED, SLOTS, TRAINED_TOKENS, UNDER_WAY
 from turnout.observe.run_reader import RunReader
+from turnout.observe.timeline import spans
 from turnout.placement.processes import process_state
 from turnout.rollout.ledger_list import LedgerList, Wanted
 
@@ -32,6 +34,7 @@ OVERVIEW = (
     *("train/approx_kl", "rollout/truncated_share", *(SECONDS + name for name in (*PHASES, *OTHER_SECONDS))),
 )
 COUNTS_EVERY_S = 10.0
+LANE_STEPS, AHEAD_S = 6, 120.0
 CONFIG_SHOWN = (
     "num_rollout",
     "rollout_batch_size",
@@ -119,6 +122,30 @@ class RunSource:
             "fault_counts": dict(picture.fleet.fault_counts),
             "incarnations": picture.incarnations,
         }
+
+    def lanes(self, start: float | None, end: float | None) -> dict[str, Any]:
+        """Spans from `start` to `end` (wall seconds); None: the newest LANE_STEPS steps. `first` and `last` are the
+        times of the whole log, `whole` tells whether all of the stretch was read."""
+        self.reader.advance()
+        windows = self.reader.windows
+        if windows.first is None or windows.last is None:
+            return {
+                "first": None,
+                "last": None,
+                "start": 0,
+                "end": 0,
+                "lanes": [],
+                "left_out": 0,
+                "whole": True,
+            }
+        if start is None or end is None:
+            start, end = self.reader.picture.bins.began(LANE_STEPS) or windows.first, windows.last
+        start = max(windows.first, min(start, windows.last))
+        end = max(start + 1e-3, min(end, windows.last))
+        # a phase is told at its end, which may lie beyond
+        events, whole = self.reader.between(start, end + min(AHEAD_S, 2 * (end - start)))
+        found = {"first": windows.first, "last": windows.last, "start": start, "end": end, "whole": whole}
+        return found | lane_rows(spans(events), start, end)
 
     def states(self, _revision: int = 0) -> dict[str, Any]:
         """Groups by state, at most COUNTS_EVERY_S old, and the causes of those that were dropped or sent back."""

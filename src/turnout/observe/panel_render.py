@@ -46,6 +46,8 @@ def render(view: RunView, width: int, ascii_only: bool = False) -> RenderableTyp
         Group(_progress(view, inner, ascii_only), _waits(view), body),
         title=title,
         title_align="left",
+        subtitle=Text(f" turnout dash {view.run_dir} ", "dim") if view.run_dir else None,
+        subtitle_align="left",
         box=box.ASCII if ascii_only else box.ROUNDED,
         border_style="dim",
         padding=(0, 2),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from turnout.core.events import KINDS, Event, from_json
+from turnout.core.events import KINDS, from_json
+from turnout.observe.event_windows import EventWindows, Timed
 from turnout.observe.run_picture import RunPicture
 from turnout.observe.tail import BLOCK, Tail
 
@@ -25,7 +26,7 @@ class RunReader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.events, self.metrics = Tail(root / "events.jsonl"), Tail(root / "metrics.jsonl")
-        self.picture = RunPicture()
+        self.picture, self.windows = RunPicture(), EventWindows()
         self.bad: list[str] = []
         self.bad_count = 0
         self._undone: list[tuple[int, int]] = []
@@ -77,7 +78,7 @@ class RunReader:
         self._resets += 1
         revision = self.picture.revision
         self.picture = RunPicture(tuple(self._undone))
-        self.picture.revision = revision
+        self.picture.revision, self.windows = revision, EventWindows()
         self.events.offset = self.metrics.offset = 0
         self.bad, self.bad_count = [], 0
 
@@ -91,12 +92,18 @@ class RunReader:
                 if len(self.bad) < BAD_LINES:
                     self.bad.append(f"at byte {place}: {type(fault).__name__}: {fault}")
 
+    def between(self, start: float, end: float) -> tuple[list[Timed], bool]:
+        """See EventWindows."""
+        return self.windows.between(self.events.path, start, end)
+
     def _event(self, place: int, row: dict[str, Any]) -> None:
         kind = row["event"]
         if kind not in KINDS:
             self.picture.unknown[str(kind)[:60]] += 1
             return
-        self.picture.fold(place, float(row["at"]), cast("Event", from_json(row)))
+        at, event = float(row["at"]), from_json(row)
+        self.windows.note(place, at, event)
+        self.picture.fold(place, at, event)
 
     def _row(self, _place: int, row: dict[str, Any]) -> None:
         self.picture.row(int(row.pop("step")), row)

@@ -59,6 +59,7 @@ class RunView:
     lag: tuple[float, int] | None = None
     waits: str = ""
     stalled: bool = False
+    run_dir: str = ""
 
     @property
     def seconds_left(self) -> float | None:

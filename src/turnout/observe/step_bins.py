@@ -81,6 +81,11 @@ class StepBins:
                 bin_.first = index * self.width
                 self._bins[index] = bin_
 
+    def began(self, steps: int) -> float | None:
+        """The wall time at which the newest so many steps began, as far as it is known."""
+        timed = [bin_ for bin_ in self.since(-1) if bin_.at is not None]
+        return timed[max(0, len(timed) - 1 - max(1, steps // self.width))].at if timed else None
+
     def since(self, revision: int) -> list[Bin]:
         """Bins that have changed after a revision, by step."""
         found = (bin_ for bin_ in self._bins.values() if bin_.revision > revision)

@@ -98,6 +98,7 @@ def show(config: RunConfig, paths: RunPaths, outcome: RunOutcome, summary: RunSu
         f"checkpoint   {outcome.final_folder or 'none'}",
         f"run          {paths.root} (summary.json, metrics.jsonl, events.jsonl, trace.json"
         + (", plots/plots.png)" if config.plots else ")"),
+        f"dashboard    turnout dash {paths.shown}",
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -53,6 +53,7 @@ class Sources:
     eval_rows: Callable[[], Sequence[tuple[int, dict[str, float]]]] = lambda: ()
     published: Callable[[], VersionPublished | None] = lambda: None
     later_turns: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    run_dir: str = ""
 
 
 @dataclass
@@ -97,7 +98,8 @@ class RunReporter:
     def open(self, run_name: str, steps: int | None, sources: Sources) -> None:
         """Begins to draw; the clock of the first step starts with `step_begins`."""
         self._sources = sources
-        self._view = RunView(run_name, step=len(self.curves.rewards), steps=steps)
+        done, run_dir = len(self.curves.rewards), sources.run_dir
+        self._view = RunView(run_name, step=done, steps=steps, run_dir=run_dir)
         self.tick()
 
     def restore(
@@ -146,6 +148,7 @@ class RunReporter:
         recent = self.curves.seconds[-RECENT_STEPS:]
         self._view = RunView(
             run_name=self._view.run_name,
+            run_dir=self._view.run_dir,
             step=batch.step + 1,
             steps=self._view.steps,
             version=version.label,

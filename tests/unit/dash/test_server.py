@@ -85,6 +85,18 @@ def test_only_what_changed_is_told_again(run: Path) -> None:
     assert other["whole"] and len(other["view"]["rows"]) == 45
 
 
+def test_lanes_of_the_newest_steps_and_of_any_time(run: Path) -> None:
+    (_, newest), (_, early), (bad, _) = rows(
+        run, "/api/lanes", "/api/lanes?start=1004.0&end=1008.0", "/api/lanes?start=nan&end=1"
+    )
+    assert bad == 400 and newest["end"] == newest["last"] and early["start"] == 1004.0
+    lanes = {row["lane"]: row for row in early["lanes"]}
+    assert list(lanes) == ["trainer", "update", "engine-0", "engine-1"]
+    assert {name for name, *_ in lanes["trainer"]["spans"]} >= {"train", "idle"}
+    assert lanes["engine-0"]["shares"]["rollout"] == pytest.approx(0.5, abs=0.05)
+    assert all(1004 <= start <= end <= 1008 for row in early["lanes"] for _, start, end, _ in row["spans"])
+
+
 def test_groups_are_paged_and_filtered(run: Path) -> None:
     page, dropped, step, slow = rows(
         run,

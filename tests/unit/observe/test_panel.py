@@ -240,3 +240,8 @@ def test_a_closed_stream_does_not_end_the_run():
     stream.close()
     with panel:
         panel.update(VIEW)
+
+
+def test_the_panel_says_where_the_dashboard_is():
+    assert "turnout dash runs/quick-001" in drawn(replace(VIEW, run_dir="runs/quick-001"), 110)
+    assert "turnout dash" not in drawn(VIEW, 110)

@@ -1,10 +1,11 @@
 // Tabs, keys, and the refresh: a view asks for what has changed, every two seconds while the page is looked at.
 import { Store, count, fill, h, span } from "./dom.js";
+import { Lanes } from "./lanes.js";
 import { Trajectories } from "./trajectories.js";
 import { Buffer, Distributions, Health, Overview, Waits, Weights } from "./views.js";
 
 const EVERY_MS = 2000;
-const VIEWS = [["overview", "Overview", Overview], ["distributions", "Lag and length", Distributions], ["weights", "Weights", Weights], ["buffer", "Buffer", Buffer], ["health", "Health", Health], ["waits", "Waits", Waits], ["trajectories", "Trajectories", Trajectories]];
+const VIEWS = [["overview", "Overview", Overview], ["distributions", "Lag and length", Distributions], ["lanes", "Lanes", Lanes], ["weights", "Weights", Weights], ["buffer", "Buffer", Buffer], ["health", "Health", Health], ["waits", "Waits", Waits], ["trajectories", "Trajectories", Trajectories]];
 const stores = Object.fromEntries(["overview", "distributions", "versions", "health", "states"].map((name) => [name, new Store(name)]));
 const views = {}, find = (id) => document.getElementById(id);
 let current = "", opened = "", turn = 0, timer = 0, lastHead = null;
@@ -58,7 +59,7 @@ async function refresh() {
     if (head) top(lastHead = head);
     if (view.load) await view.load(head);
     if (mine !== turn) return;
-    if (changed || !view.fresh || current === "waits") view.draw(stores, head);
+    if (changed || !view.fresh || current === "waits" || current === "lanes") view.draw(stores, head);
     view.fresh = true;
     document.documentElement.dataset.ready = current;
     timer = setTimeout(refresh, head && head.progress < 1 ? 250 : EVERY_MS);

@@ -12,7 +12,7 @@ export function ticks(low, high, wanted = 4) {
   return found;
 }
 
-class Canvas {
+export class Canvas {
   constructor(title, { height = 190, note = "", label = "" } = {}) {
     this.height = height;
     this.canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": label || title });

@@ -41,11 +41,11 @@ export class Overview {
 
   draw({ overview }, head) {
     const rows = overview.sorted || [];
-    this.evals = (overview.view && overview.view.evals) || [];
+    this.evals = ((overview.view && overview.view.evals) || []).map((one) => ({ ...one, value: one.score }));
     for (const name of new Set(this.evals.map((one) => one.name))) {
       if (this.evalCurves.has(name)) continue;
       const shade = ["eval", "evaluate", "publish", "train"][this.evalCurves.size % 4];
-      this.evalCurves.set(name, { name: `held-out${name === "eval" ? "" : ` ${name}`}`, color: shade, points: this.points(name) });
+      this.evalCurves.set(name, { name: name.includes("held-out") ? name : `held-out ${name}`, color: shade, points: this.points(name) });
       this.reward.curves.push(this.evalCurves.get(name));
     }
     const recent = rows.slice(-20), mean = (key) => { const found = recent.map((row) => row[key]).filter((v) => v !== undefined); return found.length ? found.reduce((a, b) => a + b, 0) / found.length : null; };
@@ -184,7 +184,7 @@ export class Health {
     fill(this.engines, h("h2", {}, "Engines"), h("p", { class: "note" }, `${view.engines.length} so far${Object.keys(view.routers).length ? `; router ${Object.values(view.routers).join(", ")}` : ""}; an engine is told as lost, fenced or ready by the run's event log`),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of engines" }, table([["engine"], ["state"], ["model"], ["attested version"], ["lives", "n"], ["losses", "n"], ["fences", "n"], ["since", "n"], ["address"], ["reason"]], rows, "Engines")));
     const told = Object.entries(view.fault_counts).map(([kind, n]) => `${count(n)} ${kind}`).join(", ");
-    const lines = view.faults.map(([at, kind, who, text]) => h("tr", {}, h("td", { class: "nowrap dim" }, clock(at)), h("td", { class: "nowrap" }, h("span", { class: `dot ${/lost|stall|aborted/.test(kind) ? "bad" : "warn"}` }), kind), h("td", { class: "m" }, who), h("td", {}, text)));
+    const lines = view.faults.map(([at, kind, who, text]) => h("tr", {}, h("td", { class: "nowrap dim" }, clock(at)), h("td", { class: "nowrap" }, h("span", { class: `dot ${/lost|stall|aborted/.test(kind) ? "bad" : "warn"}` }), kind), h("td", { class: "m" }, who || "–"), h("td", {}, text)));
     fill(this.faults, h("h2", {}, "What went wrong"), h("p", { class: "note" }, told || "nothing so far"),
       lines.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of faults" }, table([["time"], ["what"], ["who"], ["why"]], lines, "Faults")) : null);
   }
