@@ -104,10 +104,11 @@ class RunSource:
         """Counts of lags, lengths and causes by step."""
         return {"rows": self.reader.picture.bins.shapes(revision)}
 
-    def versions(self, _revision: int) -> dict[str, Any]:
+    def versions(self, revision: int) -> dict[str, Any]:
         fleet = self.reader.picture.fleet
         return {
-            "versions": fleet.version_rows(),
+            "rows": fleet.version_rows(revision),
+            "serving": fleet.serving(),
             "count": fleet.version_count,
             "committed": fleet.committed,
             "engines": sum(engine.updated for engine in fleet.engines.values()),

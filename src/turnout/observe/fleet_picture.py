@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from turnout.core.events import (
@@ -61,6 +61,7 @@ class VersionPicture:
     committed: float | None = None
     aborted: str = ""
     required: int = 0
+    revision: int = 0
     prepared: dict[str, float] = field(default_factory=dict[str, float])
     attested: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -69,6 +70,7 @@ class FleetPicture:
     """`faults` are (wall time, kind, who, text), the newest last; `fault_counts` count all of them by kind."""
 
     def __init__(self) -> None:
+        self.revision = 0
         self.engines: dict[str, EnginePicture] = {}
         self.routers: dict[str, str] = {}
         self.versions: dict[str, VersionPicture] = {}
@@ -143,6 +145,7 @@ class FleetPicture:
             self.version_count += 1
             while len(self.versions) > VERSIONS:
                 del self.versions[next(iter(self.versions))]
+        found.revision = self.revision
         match event:
             case VersionPublished():
                 found.step, found.bytes, found.density = event.step, event.bytes, event.density
@@ -163,26 +166,31 @@ class FleetPicture:
 
     def engine_rows(self) -> list[dict[str, Any]]:
         return [
-            {**asdict(engine), "current": bool(engine.version) and engine.version == self.committed}
+            {**vars(engine), "current": bool(engine.version) and engine.version == self.committed}
             for _, engine in sorted(self.engines.items())
         ]
 
-    def version_rows(self) -> list[dict[str, Any]]:
-        """The newest first, each with the engines whose last attested version it is; `prepared` and `attested` in
-        seconds after it was published, by engine."""
-        serving: dict[str, list[str]] = {}
-        for name, engine in sorted(self.engines.items()):
-            if engine.state not in (LOST, REMOVED):
-                serving.setdefault(engine.version, []).append(name)
+    def version_rows(self, revision: int) -> list[dict[str, Any]]:
+        """Versions that have changed after a revision, the oldest first, with `key` as their name; `prepared` and
+        `attested` in seconds after it was published, by engine."""
         return [
             {
-                **asdict(one),
+                **vars(one),
+                "key": one.version,
                 "prepared": _after(one.prepared, one.published),
                 "attested": _after(one.attested, one.published),
-                "serving": serving.get(one.version, []),
             }
-            for one in reversed(self.versions.values())
+            for one in self.versions.values()
+            if one.revision > revision
         ]
+
+    def serving(self) -> dict[str, list[str]]:
+        """Engines by what they attested last, but for those that are lost or removed."""
+        found: dict[str, list[str]] = {}
+        for name, engine in sorted(self.engines.items()):
+            if engine.state not in (LOST, REMOVED):
+                found.setdefault(engine.version, []).append(name)
+        return found
 
 
 def _after(times: dict[str, float], start: float | None) -> dict[str, float | None]:

@@ -93,6 +93,7 @@ class RunPicture:
                 self.slots, self._freed = max(0, self.slots - self._freed), 0
             case _:
                 pass
+        self.fleet.revision = self.revision
         self.fleet.fold(at, event)
 
     def row(self, step: int, values: Mapping[str, float | None]) -> None:

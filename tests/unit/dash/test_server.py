@@ -65,8 +65,9 @@ def test_every_view_of_a_run(run: Path) -> None:
     assert all(one["low"] < one["score"] < one["high"] for one in over["view"]["evals"])
     assert sum(n for row in shapes["view"]["rows"] for _, n in row["lengths"]) == 2 * (45 * 4 - 6)
     assert shapes["view"]["rows"][3]["drops"] == [["stale: lag 3 > 2", 1]]
-    newest = versions["view"]["versions"][0]
-    assert newest["serving"] == ["engine-0", "engine-1"] and newest["encoding"] == "packed"
+    newest = versions["view"]["rows"][-1]
+    assert newest["encoding"] == "packed" and newest["committed"] > newest["published"]
+    assert versions["view"]["serving"] == {newest["key"]: ["engine-0", "engine-1"]}
     assert health["view"]["fault_counts"] == {"engine lost": 1, "engine fenced": 1}
     assert [one["lives"] for one in health["view"]["engines"]] == [1, 2]
     assert states["view"] == {"states": {"trained": 174, "dropped": 6}, "causes": [["stale: lag 3 > 2", 6]]}

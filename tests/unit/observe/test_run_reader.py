@@ -129,9 +129,9 @@ def test_versions_engines_and_faults(tmp_path: Path) -> None:
         ],
     )
     fleet = read(tmp_path).picture.fleet
-    newest, first = fleet.version_rows()
-    assert newest["aborted"] == "not enough attested" and newest["serving"] == []
-    assert first["serving"] == ["engine-1"] and first["attested"] == {"engine-0": 1.0, "engine-1": 2.0}
+    first, newest = fleet.version_rows(-1)
+    assert newest["aborted"] == "not enough attested" and fleet.version_rows(fleet.revision) == []
+    assert fleet.serving() == {V1: ["engine-1"]} and first["attested"] == {"engine-0": 1.0, "engine-1": 2.0}
     assert (first["committed"] - first["published"], first["bytes"], first["density"]) == (3.0, 1000, 0.1)
     lost, fenced = fleet.engine_rows()
     assert (lost["state"], lost["losses"], fenced["state"], fenced["reason"]) == (

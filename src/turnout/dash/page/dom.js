@@ -100,8 +100,9 @@ export class Store {
     [this.epoch, this.revision, this.width] = [got.epoch, got.revision, got.width];
     if (got.view) {
       this.view = got.view;
-      for (const row of got.view.rows || []) this.rows.set(row.step, row);
-      this.sorted = [...this.rows.values()].sort((a, b) => a.step - b.step);
+      for (const row of got.view.rows || []) this.rows.set(row.key ?? row.step, row);
+      this.sorted = [...this.rows.values()];
+      if (this.sorted.length && this.sorted[0].key === undefined) this.sorted.sort((a, b) => a.step - b.step);
     }
     return { head: got.head, changed: Boolean(got.view) };
   }

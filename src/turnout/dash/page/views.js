@@ -5,6 +5,7 @@ import { bytes, clock, count, fill, h, num, percent, seconds, span } from "./dom
 const PHASES = ["rollout", "train", "publish", "prepare", "activate", "evaluate", "checkpoint"];
 const phaseParts = PHASES.map((name) => ({ name, color: name, key: `seconds/${name}` }));
 const REWARD = "rollout/reward_mean", LENGTH = "rollout/response_len_mean", MISMATCH = "train/mismatch_mean_abs_logprob";
+const SHOWN = 200; // versions
 const CAUSE_COLORS = ["publish", "bad", "train", "prepare", "evaluate", "checkpoint", "rollout", "idle"];
 const lastOf = (rows, key) => { for (let at = rows.length - 1; at >= 0; at -= 1) if (rows[at][key] !== undefined) return rows[at][key]; return null; };
 const tokensPerSecond = (row) => (row["tokens/response"] && row["seconds/step"] ? row["tokens/response"] / row["seconds/step"] : null);
@@ -113,9 +114,9 @@ export class Weights {
   }
 
   draw({ versions, overview }) {
-    const view = versions.view || { versions: [] }, rows = overview.sorted || [];
+    const view = versions.view || { serving: {} }, rows = overview.sorted || [], all = (versions.sorted || []).slice().reverse();
     for (const chart of [this.bytes, this.density, this.times]) chart.set(rows, overview.width);
-    const served = view.versions.filter((one) => one.serving.length), most = Math.max(1, ...served.map((one) => one.serving.length));
+    const served = Object.entries(view.serving).sort().reverse().map(([version, serving]) => ({ version, serving })), most = Math.max(1, ...served.map((one) => one.serving.length));
     fill(this.serving, h("h2", {}, "Who serves what"), h("p", { class: "note" }, "by what each engine attested last; engines that are lost or removed serve nothing"),
       served.length ? served.map((one) => {
         const bar = h("div", { class: "fill" });
@@ -124,7 +125,7 @@ export class Weights {
         return h("div", { class: "bar", title: one.serving.join(", ") }, h("span", { class: "m" }, one.version.slice(0, 12)), h("div", { class: "track" }, bar), h("span", { class: "c" }, `${one.serving.length} engine${one.serving.length > 1 ? "s" : ""}`));
       }) : h("p", { class: "empty" }, "no engine serves a version now"),
       served.length ? h("p", { class: "note" }, served.slice(0, 6).map((one) => `${one.version.slice(0, 7)}: ${one.serving.slice(0, 4).join(", ")}${one.serving.length > 4 ? ` and ${one.serving.length - 4} more` : ""}`).join("; ")) : null);
-    const body = view.versions.slice(0, 200).map((one) => {
+    const body = all.slice(0, SHOWN).map((one) => {
       const slowest = Object.entries(one.attested).filter(([, s]) => s !== null).sort((a, b) => b[1] - a[1])[0];
       const state = one.aborted ? h("span", { class: "bad-ink", title: one.aborted }, "aborted") : one.committed ? h("span", { class: one.version === view.committed ? "good-ink" : "dim" }, one.version === view.committed ? "current" : "committed") : h("span", { class: "warn-ink" }, "under way");
       return h("tr", {}, h("td", { class: "m nowrap" }, one.version), h("td", {}, state), h("td", { class: "n" }, one.step === null ? "–" : count(one.step)), h("td", { class: "n" }, bytes(one.bytes)),
@@ -132,7 +133,7 @@ export class Weights {
         h("td", { class: "n" }, one.published !== null && one.committed ? seconds(one.committed - one.published) : "–"), h("td", { class: "n" }, `${Object.keys(one.attested).length}${one.required ? `/${one.required}` : ""}`),
         h("td", {}, one.aborted || (slowest ? `${slowest[0]} ${seconds(slowest[1])}` : "–")));
     });
-    fill(this.list, h("h2", {}, "Versions"), h("p", { class: "note" }, `${count(view.count || 0)} so far; the newest ${Math.min(200, view.versions.length)}`),
+    fill(this.list, h("h2", {}, "Versions"), h("p", { class: "note" }, `${count(view.count || 0)} so far; the newest ${Math.min(SHOWN, all.length)}`),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of versions" }, table([["version"], ["state"], ["steps", "n"], ["size", "n"], ["form"], ["density", "n"], ["committed", "n"], ["publish → commit", "n"], ["attested", "n"], ["last to attest"]], body, "Versions")));
   }
 }
