@@ -58,7 +58,6 @@ class Shape:
     engines: int = 4
     lag: int = 2
     step_s: float = 2.0
-    text: str = HOSTILE
     seed: int = 1
 
 
@@ -83,11 +82,13 @@ class MovedClock:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """One token per character of ASCII, with its number."""
+    """One token per character of ASCII, with its number; number 0 is HOSTILE."""
     from tokenizers import Tokenizer, decoders, models  # noqa: PLC0415  late, as the dashboard does
 
     folder.mkdir(exist_ok=True)
-    made = Tokenizer(models.WordLevel({chr(code): code for code in range(128)}, unk_token=" "))
+    made = Tokenizer(
+        models.WordLevel({HOSTILE: 0} | {chr(code): code for code in range(1, 128)}, unk_token=" ")
+    )
     made.decoder = decoders.Fuse()
     made.save(str(folder / "tokenizer.json"))
 
@@ -140,7 +141,8 @@ class RunWriter:
             self.clock.at = begun + shape.step_s * 0.6 * (at + 1) / len(done)
             self.book.complete(group)
         if step % 7 == 3:
-            self.book.drop(done[-1].group_id, f"stale: lag {shape.lag + 1} > {shape.lag}")
+            stale = f"stale: lag {shape.lag + 1} > {shape.lag}"
+            self.book.drop(done[-1].group_id, f"reward failed: {HOSTILE}" if step % 2 else stale)
             done.pop()
         self.book.take(step, done)
         self._worked()
@@ -178,19 +180,16 @@ class RunWriter:
 
     def _response(self, ordinal: int, member: int, good: float) -> Trajectory:
         pick = self._random
-        count = max(
-            len(self.shape.text) + 1,
-            min(20 * self.shape.tokens, round(pick.lognormvariate(0, 0.6) * self.shape.tokens)),
-        )
-        text = self.shape.text.encode()[:count]
-        ids = (*text, *(32 + (7 * at + ordinal + member) % 94 for at in range(count - len(text))))
+        drawn = round(pick.lognormvariate(0, 0.6) * self.shape.tokens)
+        count = max(2, min(20 * self.shape.tokens, drawn))
+        ids = (0, *(32 + (7 * at + ordinal + member) % 94 for at in range(count - 1)))
         return Trajectory(
             ids,
             tuple(-0.02 * (1 + (at * 37 + ordinal) % 90) for at in range(count)),
             (0, *(1,) * (count - 1)),
             VersionSpans().extended(count, self.version.label),
             Finish.STOP,
-            bytes(ids).decode(errors="replace"),
+            HOSTILE + bytes(ids[1:]).decode(),
             Runs().extended(count, self._names[member % len(self._names)]),
             pick.getrandbits(60),
             float(pick.random() < 0.1 + 0.8 * good),

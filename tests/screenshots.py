@@ -37,19 +37,19 @@ MAX_BYTES, DEADLINE_S = 150_000, 900.0
 COLUMNS, LINES = 112, 40
 LEARNS = [
     *("examples/tiny.yaml", "--schedule", "async", "--max-staleness", "2", "--rollout-num-engines", "2"),
-    *("--engine-threads", "1", "--num-rollout", "80", "--eval-interval", "10", "--panel", "on"),
+    *("--engine-threads", "1", "--num-rollout", "60", "--eval-interval", "10", "--panel", "on"),
 ]
 TROUBLE = ["examples/trouble.yaml"]
 REDRAWN = re.compile(r"\r(?:\x1b\[2K)?(?:\x1b\[1A(?:\x1b\[2K)?)+")
 
 
-def train(words: list[str], run_dir: Path) -> str:
-    """`turnout train` on a terminal of its own; all that it wrote there."""
+def train(words: list[str], folder: Path, run_dir: str) -> str:
+    """`turnout train` in a folder, on a terminal of its own; all that it wrote there."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    run = [sys.executable, "-m", "turnout.cli.main", "train", *words, "--run-dir", str(run_dir)]
+    run = [sys.executable, "-m", "turnout.cli.main", "train", *words, "--run-dir", run_dir]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    process = subprocess.Popen(run, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(run, cwd=folder, env=environment, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = bytearray()
     while True:
@@ -75,8 +75,9 @@ def panel(said: str) -> str:
 
 def svg_page(text: str, title: str) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(text.replace("\r\n", "\n")))
+    console.print(Text.from_ansi(text.replace("\r\n", "\n")), "")
     svg = console.export_svg(title=title)
+    svg = svg.replace("<svg ", "<svg width='1160' ", 1)
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono")
     return f"<body style='margin:0;background:#fff;display:inline-block'>{svg}</body>"
 
@@ -130,15 +131,15 @@ def stalled(url: str) -> bool:
     return asked(url, "api/live/health")["head"]["doctor"]["status"] == 3
 
 
-def mixed(url: str) -> str:
-    """A trained group with tokens of several versions, whose rewards are neither all good nor all bad."""
+def longest(url: str) -> str:
+    """Of the trained groups with tokens the one with most of them."""
     groups = asked(url, "api/groups?state=trained&limit=200")["groups"]
-    stored = [row for row in groups if row["stored"] and row["reward"] is not None]
-    return min(stored, key=lambda row: abs(row["reward"] - 0.5))["group"]
+    return max((row for row in groups if row["stored"]), key=lambda row: row["tokens"])["group"]
 
 
-def learns(browser: Any, root: Path) -> None:
-    said = train(LEARNS, root)
+def learns(browser: Any, folder: Path) -> None:
+    run_dir = "runs/tiny-001"
+    said, root = train(LEARNS, folder, run_dir), folder / run_dir
     page = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=1)
     page.set_content(svg_page(panel(said), "turnout train"))
     save(page, "panel.png", full_page=False, clip=page.query_selector("svg").bounding_box())
@@ -146,7 +147,7 @@ def learns(browser: Any, root: Path) -> None:
     with served(root) as (_, url):
         until("the run to be read", lambda: asked(url, "api/live/health")["head"]["progress"] == 1)
         views = {name: name for name in ("overview", "distributions", "lanes", "weights", "buffer")}
-        shoot(browser, url, views | {"trajectory": f"group/{mixed(url)}"})
+        shoot(browser, url, views)
         shoot(browser, url, {"overview-dark": "overview", "lanes-dark": "lanes"}, "dark")
 
 
@@ -163,6 +164,7 @@ def troubled(browser: Any, root: Path) -> None:
             process.wait(DEADLINE_S)
             dropped = asked(url, "api/groups?state=dropped")["groups"]
             views = {"health": "health", "trajectories": "trajectories"}
+            views |= {"trajectory": f"group/{longest(url)}"}
             shoot(browser, url, views | ({"dropped": f"group/{dropped[0]['group']}"} if dropped else {}))
     finally:
         if process.poll() is None:
@@ -178,8 +180,9 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="turnout-pictures-") as folder, sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        learns(browser, Path(folder) / "tiny-001")
-        troubled(browser, Path(folder) / "trouble-001")
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")  # what the files name lies there
+        learns(browser, Path(folder))
+        troubled(browser, Path(folder) / "runs" / "trouble-001")
         browser.close()
 
 

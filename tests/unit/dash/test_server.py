@@ -18,6 +18,7 @@ from turnout.dash.server import PAGE, DashServer, DashSettings
 from turnout.dash.source import RunSource
 
 Ask = Callable[..., Awaitable[Any]]
+CAUSES = [[f"reward failed: {HOSTILE}", 3], ["stale: lag 3 > 2", 3]]
 SMALL = Shape(groups=4, members=2, tokens=6, engines=2)
 
 
@@ -64,13 +65,13 @@ def test_every_view_of_a_run(run: Path) -> None:
     assert [one["step"] for one in over["view"]["evals"]] == [0, 20, 40]
     assert all(one["low"] < one["score"] < one["high"] for one in over["view"]["evals"])
     assert sum(n for row in shapes["view"]["rows"] for _, n in row["lengths"]) == 2 * (45 * 4 - 6)
-    assert shapes["view"]["rows"][3]["drops"] == [["stale: lag 3 > 2", 1]]
+    assert shapes["view"]["rows"][10]["drops"] == [["stale: lag 3 > 2", 1]]
     newest = versions["view"]["rows"][-1]
     assert newest["encoding"] == "packed" and newest["committed"] > newest["published"]
     assert versions["view"]["serving"] == {newest["key"]: ["engine-0", "engine-1"]}
     assert health["view"]["fault_counts"] == {"engine lost": 1, "engine fenced": 1}
     assert [one["lives"] for one in health["view"]["engines"]] == [1, 2]
-    assert states["view"] == {"states": {"trained": 174, "dropped": 6}, "causes": [["stale: lag 3 > 2", 6]]}
+    assert states["view"] == {"states": {"trained": 174, "dropped": 6}, "causes": CAUSES}
 
 
 def test_only_what_changed_is_told_again(run: Path) -> None:
@@ -110,7 +111,7 @@ def test_groups_are_paged_and_filtered(run: Path) -> None:
     (_, more), (_, known) = rows(run, f"/api/groups?limit=2&below={last}", f"/api/groups/{last}")
     assert [row["group"] for row in more["groups"]] == ["g00000177.0", "g00000176.0"]
     assert known["group"] == last and known["stored"]
-    assert len(dropped[1]["groups"]) == 6 and not any(row["stored"] for row in dropped[1]["groups"])
+    assert len(dropped[1]["groups"]) == 3 and not any(row["stored"] for row in dropped[1]["groups"])
     assert {row["trained"] for row in step[1]["groups"]} == {3} and len(step[1]["groups"]) == 3
     seconds = [row["seconds"] for row in slow[1]["groups"]]
     assert len(seconds) == 5 and seconds == sorted(seconds, reverse=True)
@@ -121,21 +122,21 @@ def test_one_trajectory_by_token(run: Path) -> None:
         run,
         "/api/groups/g00000178.0",
         "/api/groups/g00000178.0/members/1",
-        "/api/groups/g00000178.0/members/1?first=40",
+        "/api/groups/g00000178.0/members/1?first=1",
     )
     assert [move["event"] for move in group["history"]] == ["admit", "start", "complete", "take", "train"]
     assert group["prompt_missing"] and len(group["members"]) == 2
     count = member["count"]
-    assert count == len(member["ids"]) == len(member["logprobs"]) == len(member["mask"]) > len(HOSTILE)
+    assert count == len(member["ids"]) == len(member["logprobs"]) == len(member["mask"])
     assert member["mask"][0] == 0 and member["texts"] is None and "tokenizer.json" in member["texts_missing"]
-    assert HOSTILE in member["text"] and sum(n for n, _, _ in member["versions"]) == count
+    assert member["text"].startswith(HOSTILE) and sum(n for n, _, _ in member["versions"]) == count
     assert member["versions"][0][2] in (0, 1, 2) and member["engines"] == [[count, "engine-1"]]
-    assert late["first"] == 40 and late["ids"] == member["ids"][40:]
+    assert late["first"] == 1 and late["ids"] == member["ids"][1:]
 
 
 def test_forgotten_tokens_and_drops_are_explained(run: Path) -> None:
     (_, old), (_, dropped), (status, _) = rows(
-        run, "/api/groups/g00000000.0", "/api/groups/g00000015.0", "/api/groups/g00000000.0/members/0"
+        run, "/api/groups/g00000000.0", "/api/groups/g00000043.0", "/api/groups/g00000000.0/members/0"
     )
     assert not old["stored"] and "two newer checkpoints" in old["missing"] and old["members"][0]["tokens"] > 0
     assert dropped["cause"] == "stale: lag 3 > 2" and "dropped keeps none" in dropped["missing"]

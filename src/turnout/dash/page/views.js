@@ -55,8 +55,8 @@ export class Overview {
     const bubble = 1 - (mean("seconds/train") ?? 0) / (mean("seconds/step") || 1);
     fill(this.kpis,
       kpi("step", count(head.step ?? (rows.length ? rows[rows.length - 1].step + overview.width : 0)), head.config.num_rollout ? `of ${count(head.config.num_rollout)}` : ""),
-      kpi("reward", num(lastOf(rows, REWARD)), first ? `began at ${num(first[REWARD])}` : ""),
-      kpi("held-out", eval_ ? num(eval_.score) : "–", eval_ && begun !== eval_ ? `began at ${num(begun.score)}, n = ${eval_.items}` : eval_ ? `n = ${eval_.items}` : "no evaluation yet"),
+      kpi("reward", num(lastOf(rows, REWARD)), first ? `from ${num(first[REWARD], 2)}` : ""),
+      kpi("held-out", eval_ ? num(eval_.score) : "–", eval_ && begun !== eval_ ? `from ${num(begun.score, 2)}, ${eval_.items} samples` : eval_ ? `${eval_.items} samples` : "no evaluation yet"),
       kpi("seconds a step", seconds(mean("seconds/step")), `trainer idle ${rows.length ? percent(Math.max(0, bubble)) : "–"}`),
       kpi("tokens a second", speed.length ? num(speed.reduce((a, b) => a + b, 0) / speed.length) : "–", "of responses"),
       kpi("lag", num(lastOf(rows, "rollout/lag_mean"), 2), `at most ${num(lastOf(rows, "rollout/lag_max"))}, bound ${head.run.max_lag ?? "–"}`),
