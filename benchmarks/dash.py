@@ -39,7 +39,7 @@ ARGUMENTS = [
     "--no-first-run",
     "--disable-quic",
 ]
-STEP_S, REFRESH_S, TRIES = 2.0, 40.0, 5
+STEP_S, REFRESH_S, TRIES = 2.0, 12.0, 3
 VIEWS = ("overview", "distributions", "weights", "health", "trajectories")
 PAINT = "() => (performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime || null"
 
