@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnout.cli.options import token_from
+from turnout.cli.find_run import find_run
+from turnout.cli.options import Parser, token_from
 from turnout.core.address import Address
 from turnout.core.errors import ConfigError, Fault
 
@@ -20,10 +20,10 @@ PORT = 7860
 
 def command(argv: list[str]) -> int:
     """Serves until it is interrupted; prints where."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turnout dash", description="A web page over a run's directory, live or after its end."
     )
-    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="directory of a run")
+    parser.add_argument("run", metavar="RUN_DIR", help="directory of a run")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
     parser.add_argument(
         "--port", type=int, default=None, help=f"default: {PORT}, or the next one that is free; 0: any"
@@ -39,7 +39,7 @@ def command(argv: list[str]) -> int:
         asked.host, PORT if asked.port is None else asked.port, token_from(asked.token_env, "--token-env")
     )
     settings.check()
-    server = DashServer(RunSource(asked.run, _checkpoint), settings)
+    server = DashServer(RunSource(find_run(asked.run), _checkpoint), settings)
     asyncio.run(_serve(server, settings.host, _ports(asked.port)))
     return 0
 
