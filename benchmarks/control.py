@@ -61,7 +61,9 @@ class ReadyEngine(EngineClient):
         for count in TOKENS:
             await self._clock.sleep(self.pause_s)
             end = at + count
-            yield PartialReply(IDS[at:end], LOGPROBS[at:end], ((count, self.label),), (0,) * count)
+            yield PartialReply(
+                IDS[at:end], LOGPROBS[at:end], ((count, self.label),), (0,) * count, self.engine_id
+            )
             at = end
         yield GenerateReply("", IDS, LOGPROBS, Finish.STOP, "", ((at, self.label),), 4, 0)
 

@@ -32,10 +32,26 @@ class SeedTree:
     @property
     def seed(self) -> int:
         """63 bits, uniform over paths. A slash in a name is doubled, so that no name spells another path."""
+        return _number(self._hashed())
+
+    def seeds(self, count: int) -> list[int]:
+        """Those of `child(0)` to `child(count - 1)`."""
+        found: list[int] = []
+        ours = self._hashed()
+        for at in range(count):
+            child = ours.copy()
+            child.update(f"/int:{at}".encode())
+            found.append(_number(child))
+        return found
+
+    def _hashed(self) -> hashlib.blake2b:
         names = [f"{type(n).__name__}:{n}".replace("/", "//") for n in self.path]
-        text = "/".join([str(self.root), *names])
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+        return hashlib.blake2b("/".join([str(self.root), *names]).encode(), digest_size=8)
 
     def random(self) -> random.Random:
         """A fresh Python generator seeded by this node (shuffles; never used for sampling tokens)."""
         return random.Random(self.seed)
+
+
+def _number(digest: hashlib.blake2b) -> int:
+    return int.from_bytes(digest.digest(), "big") >> 1

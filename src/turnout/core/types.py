@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from turnout.core.errors import InvariantBroken
+from turnout.core.record import record
 from turnout.core.version import Runs, VersionSpans
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Prompt:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@record
 class Trajectory:
     """One sampled response, or the first tokens of one (`finish` ABORT, no text, no reward). `logprobs` are
     log-softmax(logits / temperature) over the whole vocabulary, as sampled; `loss_mask` is 1 where a token may
@@ -68,14 +69,9 @@ class Trajectory:
         count = len(self.response_ids)
         if not self.kv_mixed:
             object.__setattr__(self, "kv_mixed", (0,) * count)
-        inner = (
-            len(self.logprobs),
-            len(self.loss_mask),
-            len(self.spans),
-            len(self.engines),
-            len(self.kv_mixed),
-        )
-        if inner != (count,) * 5:
+        rest = (self.logprobs, self.loss_mask, self.spans, self.engines, self.kv_mixed)
+        inner = [len(part) for part in rest]
+        if inner != [count] * 5:
             raise InvariantBroken(
                 "tokens, log-probs, mask, spans, engines and KV marks differ in length: "
                 + ", ".join(map(str, (count, *inner)))
@@ -138,7 +134,7 @@ class Trajectory:
 _UNBEGUN = Trajectory((), (), (), VersionSpans(), Finish.ABORT, "", Runs(), 0)
 
 
-@dataclass(frozen=True)
+@record
 class RolloutGroup:
     """The n samples of one prompt. `group_id` never repeats in a run; `ordinal` is its place in the source."""
 
@@ -159,7 +155,7 @@ class RolloutGroup:
         return [t.reward for t in self.trajectories if t.reward is not None]
 
 
-@dataclass(frozen=True)
+@record
 class TrainSample:
     """One sequence for the trainer: prompt and response ids, the behaviour log-probs of the response, its
     mask and its advantage (one number per response token, length T). `lags` is each token's age in train

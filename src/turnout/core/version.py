@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+from turnout.core.record import record
+
 _LABEL = re.compile(r"v(\d{6,})-([0-9a-f]{16})")
 
 
@@ -62,7 +64,7 @@ class VersionConstraint:
         return f"exactly {self.label}" if self.exact else f"{self.label} or newer"
 
 
-@dataclass(frozen=True)
+@record
 class Runs:
     """Run-length list over a response: ((tokens, label), ...), adjacent labels distinct, no empty run."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, Self
 
@@ -61,7 +62,7 @@ class Waits:
         return Wait(who, on, what, now, now + seconds).within(self._open)
 
     def of(self, who: str) -> Waiting:
-        return lambda on, what, seconds: self(who, on, what, seconds)
+        return partial(self, who)
 
     @property
     def open(self) -> list[Wait]:

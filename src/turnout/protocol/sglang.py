@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from turnout.core.record import record
 from turnout.core.types import Finish
 from turnout.protocol.pd import Bootstrap
 
@@ -68,7 +69,7 @@ class SamplingParams:
         return row
 
 
-@dataclass(frozen=True)
+@record
 class GenerateRequest:
     """One POST /generate. `rid` is chosen by the client, fixed-length and random; never empty. `bootstrap` is there
     where the two halves of a PD pair get the same request (docs/guides/pd.md). Requests of one `routing_key` a
@@ -95,7 +96,7 @@ class GenerateRequest:
         return row if self.bootstrap is None else row | self.bootstrap.to_json()
 
 
-@dataclass(frozen=True)
+@record
 class GenerateReply:
     """The answer to one /generate: tokens, log-probs as sampled, why it ended, which version made which
     token (`spans`: ((tokens, label), ...)). `text` is the engine's own decoding. `kv_mixed`: [start, end) of tokens

@@ -9,15 +9,16 @@ when the event before it came: of two versions the older one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from turnout.core.record import record
 from turnout.core.types import Finish
 from turnout.core.version import VersionSpans, label_counter
 from turnout.protocol.sglang import GenerateReply, finite_logprobs, mixed_ranges, parse_reply, span_rows
 
 
-@dataclass(frozen=True)
+@record
 class PartialReply:
     """Tokens that were told for the first time; `kv_mixed` is 1 for those made on KV of older weights. `engine_id`:
     who made them; `among`: the engines of which one did, where that is not known."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+from functools import partial
 from typing import Any
 
 from turnout.core.errors import DeadlineExceeded
@@ -29,17 +30,13 @@ class Deadlines:
     async def ended(self, work: asyncio.Future[Any], seconds: float) -> bool:
         """Whether `work` has ended within so many seconds. It is not cancelled, also where the caller is."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-        def wake(_work: asyncio.Future[Any]) -> None:
-            if not waiter.done():
-                waiter.set_result(True)
-
-        work.add_done_callback(wake)
+        work.add_done_callback(partial(_wake, waiter))
         self._count += 1
-        while self._open and self._open[0][2].done():
-            heapq.heappop(self._open)
+        waiting = self._open
+        while waiting and waiting[0][2].done():
+            heapq.heappop(waiting)
         end = self._clock.now() + seconds
-        heapq.heappush(self._open, (end, self._count, waiter))
+        heapq.heappush(waiting, (end, self._count, waiter))
         if self._watch is None or self._watch.done():
             self._watch = asyncio.ensure_future(self._watching())
         elif end < self._until:
@@ -58,3 +55,8 @@ class Deadlines:
                 self._sooner.clear()
                 with contextlib.suppress(DeadlineExceeded):
                     await self._clock.within(left, "the next deadline", self._sooner.wait())
+
+
+def _wake(waiter: asyncio.Future[bool], _work: asyncio.Future[Any]) -> None:
+    if not waiter.done():
+        waiter.set_result(True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnout.core.ports import Clock
+from turnout.core.record import record
 from turnout.core.types import Finish, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.protocol.stream import PartialReply
@@ -30,22 +31,22 @@ class Pace:
     seconds: float = 1.0
 
 
-@dataclass(frozen=True)
+@record
 class Desk:
-    """What drafts need of the world: `journal` is told who has new tokens, and asks for them (`after`); `standing`
-    says what became of a version, by its label and the engine that named it."""
+    """What drafts need of the world: `standing` says what became of a version, by its label and the engine that
+    named it."""
 
-    journal: Journal
     standing: Callable[[str, str], Standing]
     clock: Clock
     pace: Pace
 
 
 class Draft:
-    """See the module. `mask_kv_mixed`: tokens that were made on KV of older weights do not train."""
+    """See the module. `journal` is told that there are new tokens, and asks for them (`after`). `mask_kv_mixed`:
+    tokens that were made on KV of older weights do not train."""
 
-    def __init__(self, begun: Trajectory, desk: Desk, mask_kv_mixed: bool = False) -> None:
-        self._desk, self._mask_kv_mixed, self.seed = desk, mask_kv_mixed, begun.seed
+    def __init__(self, begun: Trajectory, desk: Desk, journal: Journal, mask_kv_mixed: bool = False) -> None:
+        self._desk, self._journal, self._mask_kv_mixed, self.seed = desk, journal, mask_kv_mixed, begun.seed
         self.ids = list(begun.response_ids)
         self._logprobs = list(begun.logprobs)
         self._mask = list(begun.loss_mask)
@@ -72,7 +73,7 @@ class Draft:
         self._logprobs += new.logprobs
         self._mixed += new.kv_mixed
         masks = self._mask_kv_mixed and 1 in new.kv_mixed
-        self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else [1] * len(new.kv_mixed)
+        self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else (1,) * len(new.kv_mixed)
         for tokens, label in new.spans:
             _lengthen(self._spans, tokens, label)
             self._open.append((tokens, label, new.among or (new.engine_id,)))
@@ -113,7 +114,9 @@ class Draft:
         of a version that never will be committed, and are gone, with all after them."""
         while self._open:
             tokens, label, engines = self._open[0]
-            standing = max((self._desk.standing(label, name) for name in engines), key=WORST.index)
+            standing = self._desk.standing(label, engines[0])
+            for name in engines[1:]:
+                standing = max(standing, self._desk.standing(label, name), key=WORST.index)
             if standing is Standing.VOID:
                 self.drop_unsure()
             if standing is not Standing.COMMITTED:
@@ -137,18 +140,18 @@ class Draft:
                 self._open.append((min(tokens, left), label, engines))
             left -= tokens
 
-    def report_due(self) -> None:
+    def report_due(self, now: float) -> None:
         """Reports at the pace that is asked for."""
-        late = self._desk.clock.now() - self._reported >= self._desk.pace.seconds
-        if late or self._sure - self._told >= self._desk.pace.tokens:
-            self.report()
+        pace = self._desk.pace
+        if self._sure - self._told >= pace.tokens or now - self._reported >= pace.seconds:
+            self.report(now)
 
-    def report(self) -> None:
+    def report(self, now: float | None = None) -> None:
         """Tells the journal of what is new."""
-        self._reported = self._desk.clock.now()
+        self._reported = self._desk.clock.now() if now is None else now
         if self._sure > self._told:
             self._told = self._sure
-            self._desk.journal(self)
+            self._journal(self)
 
     def after(self, tokens: int) -> Trajectory:
         """All of committed versions but the first tokens, as a partial trajectory."""

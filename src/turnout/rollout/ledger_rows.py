@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from turnout.core.errors import DataError, Fault, InvariantBroken
+from turnout.core.record import record
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.rollout.group_machine import GroupState
@@ -36,7 +37,7 @@ class Piece(NamedTuple):
     part: Trajectory
 
 
-@dataclass(frozen=True)
+@record
 class GroupRow:
     """One attempt. `admitted`: train steps in the version that was current when its prompt left the source, or the
     step that sent it back as a later attempt. `trained` is the step that trained it, `moves` the number of rows in
@@ -114,8 +115,8 @@ def piece_row(piece: Piece) -> tuple[Any, ...]:
     tokens, logprobs = token_bytes(part)
     mask, mixed = bytes(part.loss_mask), bytes(part.kv_mixed) if 1 in part.kv_mixed else b""
     head = (piece.group_id, piece.member, piece.start, tokens, logprobs, mask, mixed)
-    made = (_text(part.spans), _text(part.engines))
-    return (*head, *made, part.finish.value, part.reward, part.seed, part.text)
+    made = (_text(part.spans.runs), _text(part.engines.runs))
+    return (*head, *made, str(part.finish), part.reward, part.seed, part.text)
 
 
 def token_bytes(part: Trajectory) -> tuple[bytes, bytes]:
@@ -154,16 +155,9 @@ def _part(tokens: bytes, rest: Sequence[Any]) -> Trajectory:
     )
 
 
-def _text(runs: Runs) -> str:
-    if len(runs.runs) == 1:  # as nearly always
-        tokens, name = runs.runs[0]
-        return f"[[{tokens}, {_quoted(name)}]]"
-    return "[" + ", ".join([f"[{tokens}, {_quoted(name)}]" for tokens, name in runs.runs]) + "]"
-
-
-@lru_cache(1024)
-def _quoted(name: str) -> str:
-    return json.dumps(name)
+@lru_cache(4096)
+def _text(runs: tuple[tuple[int, str], ...]) -> str:
+    return json.dumps(runs)
 
 
 def _runs(text: str) -> tuple[tuple[int, str], ...]:

@@ -29,10 +29,15 @@ class Line:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: rank, order of coming
         self._came = self._sent = 0
 
+    def enters(self) -> bool:
+        """Takes a place where one is free and nobody waits for it."""
+        free = not self._waiting and self._sent < self._room()
+        self._sent += free
+        return free
+
     async def enter(self, rank: int, clock: Clock, end: float) -> None:
         """Waits for a place, which the caller gives back (`leave`). Raises DeadlineExceeded at `end`."""
-        if not self._waiting and self._sent < self._room():
-            self._sent += 1
+        if self.enters():
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._came += 1

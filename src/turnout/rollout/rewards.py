@@ -21,7 +21,6 @@ import math
 import numbers
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ import numpy as np
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.imports import load_function
 from turnout.core.ports import Clock
+from turnout.core.record import record
 from turnout.core.waits import Wait, Waiting
 from turnout.placement.call_threads import CallThreads
 from turnout.rollout.builtin_rewards import BUILTIN, NO_REWARD, no_reward
@@ -42,7 +42,7 @@ _OWN_NAMES = ("prompt", "response", "label")
 _FLAG = "--custom-rm-path"
 
 
-@dataclass(frozen=True)
+@record
 class Scored:
     """A score, or None and why there is none."""
 
@@ -88,6 +88,8 @@ class RewardRunner:
     ) -> None:
         """`whole`: the reward scores all responses of a group at once (`score_group`), and no single one."""
         self._reward = reward
+        name = getattr(reward, "__qualname__", type(reward).__qualname__)
+        self._name = f"reward {reward.__module__}:{name}"
         self.whole = whole
         self.models = Models({})
         self._clock = clock
@@ -112,8 +114,7 @@ class RewardRunner:
 
     def waited(self, waits: Waiting) -> Wait:
         """Who waits for a call of the reward, while the block runs."""
-        name = getattr(self._reward, "__qualname__", type(self._reward).__qualname__)
-        return waits(f"reward {self._reward.__module__}:{name}", "its score", self._deadline_s)
+        return waits(self._name, "its score", self._deadline_s)
 
     @property
     def left_behind(self) -> int:
@@ -141,13 +142,12 @@ class RewardRunner:
 
     async def _called(self, prompt: str, response: Any, label: Any, metadata: dict[str, Any]) -> Any:
         """What the reward returned; a Scored without a value where it did not."""
-        given = {k: v for k, v in metadata.items() if k not in _OWN_NAMES}
-        if self._named is not None:
-            given = {k: v for k, v in given.items() if k in self._named}
+        named = self._named
+        given = {k: v for k, v in metadata.items() if k not in _OWN_NAMES and (named is None or k in named)}
         if self._takes_run:
             given["run"] = self.models
         if self._is_async:
-            call = asyncio.ensure_future(self._in_loop(prompt, response, label, given))
+            call = asyncio.get_running_loop().create_task(self._in_loop(prompt, response, label, given))
             return await self._within(call, self._abandon, self._deadline_s)
         async with self._turns:
             if self.left_behind >= self._workers:

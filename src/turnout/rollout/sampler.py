@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, VersionUnmet, WeightError
 from turnout.core.ports import Clock
+from turnout.core.record import record
 from turnout.core.rng import IdSource, random_id
 from turnout.core.types import Finish, Prompt, Trajectory, but
 from turnout.core.waits import ENGINES, PLACES, UPDATE, Wait, Waiting, unregistered
@@ -34,6 +35,7 @@ BUSY_PAUSE_S = 0.2
 MOVED_S = 1.0
 GONE_S = 2.0
 TRIES_MAX = 3
+NO_PROMPT = contextlib.nullcontext()  # the prompt is the engine's own to compute
 T = TypeVar("T")
 
 
@@ -124,7 +126,7 @@ def _nobody(_draft: Draft) -> None:
     """No journal is kept."""
 
 
-@dataclass(frozen=True)
+@record
 class Ask:
     """One sample: what exists of it (its seed is there), whose turn it is (its group's ordinal, by which
     it gets an engine and a place), who keeps its tokens, what cuts it, where its waits are registered, and the name
@@ -152,7 +154,7 @@ class Sampler:
         pace: Pace | None = None,
     ) -> None:
         self._routes, self.decoder, self._clock, self._ids = routes, decoder, clock, ids
-        self._pace = Pace() if pace is None else pace
+        self._desk = Desk(routes.standing, clock, Pace() if pace is None else pace)
         self._line = Line(routes.room)
         self._spread, self._prompts = Spread(routes.room), Spread(routes.room)
         self.tokens_made = 0
@@ -170,8 +172,7 @@ class Sampler:
 
     async def made(self, ask: Ask, work: Work) -> Trajectory:
         """What `work` makes of the sample's draft; as `sample`."""
-        desk = Desk(ask.journal, self._routes.standing, self._clock, self._pace)
-        draft = Draft(ask.begun, desk, ask.plan.mask_kv_mixed)
+        draft = Draft(ask.begun, self._desk, ask.journal, ask.plan.mask_kv_mixed)
         with ask.waits(ENGINES, "an engine", ask.plan.deadline_s) as wait:
             finish = None if ask.cut.made else await ask.cut.under(work(ask, draft, wait))
         if finish is None or finish is Finish.ABORT:
@@ -203,19 +204,16 @@ class Sampler:
                 finish = await self._ended(over, draft, end)
                 if finish is not Finish.ABORT or len(draft.ids) == made:
                     return finish  # else some were void: on from the rest
-            before, dead = len(draft.ids), None
+            before = len(draft.ids)
             try:
-                async with self._place(ask, way, wait, end) as way:
-                    finish = await self._asked(way, ask, draft, wait, end)
-            except EngineDead as fault:
-                finish, dead = Finish.ABORT, fault
-                assert way is not None
-                await self._fenced(way, fault.engine_id, end)
-            except VersionUnmet:
-                if ask.plan.version or self._clock.now() + BUSY_PAUSE_S >= end:
-                    raise
-                await self._clock.sleep(BUSY_PAUSE_S)
-                continue
+                way, finish, fault = await self._tried(ask, draft, way, wait, end)
+                if isinstance(fault, VersionUnmet):
+                    if ask.plan.version or self._clock.now() + BUSY_PAUSE_S >= end:
+                        raise fault
+                    await self._clock.sleep(BUSY_PAUSE_S)
+                    continue
+                if fault is not None:
+                    await self._fenced(way, fault.engine_id, end)
             finally:
                 draft.report()
                 self.resumes += bool(before)
@@ -223,34 +221,43 @@ class Sampler:
             if finish is not Finish.ABORT:
                 return finish
             barren = 0 if len(draft.ids) > before else barren + 1
-            if not barren and way is not None:
+            if not barren:
                 way = Way(way.engine)  # the prompt's engine did its part, and may again
             if barren == TRIES_MAX:
-                if dead is not None:
-                    raise dead
+                if fault is not None:
+                    raise fault
                 return finish
 
-    @contextlib.asynccontextmanager
-    async def _place(self, ask: Ask, last: Way | None, wait: Wait, end: float) -> AsyncIterator[Way]:
-        """One request's place on an engine, for the block."""
-        wait.on, wait.what, began = PLACES, "room", self._clock.now()
+    async def _tried(
+        self, ask: Ask, draft: Draft, last: Way | None, wait: Wait, end: float
+    ) -> tuple[Way, Finish, EngineDead | VersionUnmet | None]:
+        """One request in its turn and on a place of its engines, after one that `last` was asked; ABORT where an
+        engine of it died, or has other weights than the request may be answered with."""
+        wait.on, wait.what = PLACES, "room"
+        if not self._line.enters():
+            await self._queued(ask, wait, end)
+        try:
+            way = await self._way(ask, last, wait, end)
+            engine, first = way.engine.engine_id, None if way.first is None else way.first.engine_id
+            wait.on, wait.what = f"engine {first or engine}", "a token"
+            prompt = NO_PROMPT if first is None else self._prompts.sent(ask.turn, first, ask.session)
+            with self._spread.sent(ask.turn, engine, ask.session), prompt:
+                try:
+                    return way, await self._asked(way, ask, draft, wait, end), None
+                except (EngineDead, VersionUnmet) as fault:
+                    return way, Finish.ABORT, fault
+        finally:
+            self._line.leave()
+
+    async def _queued(self, ask: Ask, wait: Wait, end: float) -> None:
+        """Waits for a place on the engines."""
+        began = self._clock.now()
         try:
             await self._line.enter(ask.turn, self._clock, end)
         except DeadlineExceeded as late:
             raise EngineBusy("none", "rollout", "none", str(late)) from late
         if self._clock.now() - began > MOVED_S:  # its turn has come: not so where it is only sent again
             wait.since = self._clock.now()
-        try:
-            way = await self._way(ask, last, wait, end)
-            wait.on = f"engine {(way.engine if way.first is None else way.first).engine_id}"
-            wait.what = "a token"
-            with contextlib.ExitStack() as sent:
-                sent.enter_context(self._spread.sent(ask.turn, way.engine.engine_id, ask.session))
-                if way.first is not None:
-                    sent.enter_context(self._prompts.sent(ask.turn, way.first.engine_id, ask.session))
-                yield way
-        finally:
-            self._line.leave()
 
     async def _way(self, ask: Ask, last: Way | None, wait: Wait, end: float) -> Way:
         """Who answers the next request after one that `last` was asked, waited for while an update leaves none to
@@ -291,14 +298,15 @@ class Sampler:
             max_new_tokens=plan.left(len(ask.prompt.token_ids), made),
             min_new_tokens=max(0, plan.params.min_new_tokens - made),
             sampling_seed=draft.seed,
-            stream_interval=self._pace.tokens,
+            stream_interval=self._desk.pace.tokens,
         )
         ids = (*ask.prompt.token_ids, *draft.ids)
         key = f"{plan.version}!" if plan.version else way.engine.version
-        request = GenerateRequest("", ids, params, extra_key=key, routing_key=ask.session or str(ask.turn))
+        routing = ask.session or str(ask.turn)
         while True:
+            request = GenerateRequest(self._ids(), ids, params, extra_key=key, routing_key=routing)
             try:
-                return await self._streamed(way, but(request, rid=self._ids()), draft, wait, end)
+                return await self._streamed(way, request, draft, wait, end)
             except EngineBusy:
                 if len(draft.ids) != made:  # the request asks for what came once more
                     return Finish.ABORT
@@ -311,11 +319,11 @@ class Sampler:
         self, way: Way, request: GenerateRequest, draft: Draft, wait: Wait, end: float
     ) -> Finish:
         """Takes over what one request makes; how the response ended, ABORT where it did not."""
-        seam, stops = len(draft.ids), request.params.stop
-        stream = way.stream(request, max(0.001, end - self._clock.now()), self._room)
-        async with contextlib.aclosing(stream):
+        seam, stops, now = len(draft.ids), request.params.stop, self._clock.now
+        stream = way.stream(request, max(0.001, end - now()), self._room)
+        try:
             async for item in stream:
-                wait.since = self._clock.now()
+                wait.since = now()
                 if isinstance(item, GenerateReply):
                     if draft.turn and draft.turn == seam:
                         prompts, cached = self._later
@@ -330,11 +338,12 @@ class Sampler:
                     draft.extend(part)
                     if len(draft.ids) < before + len(part.output_ids):  # of a version that never is committed
                         return Finish.ABORT
-                stop = self._stopped(stops, draft, seam, since)
-                if stop is not None:
+                if stops and (stop := self._stopped(stops, draft, seam, since)) is not None:
                     draft.end_at(stop)
                     return await self._ended(Finish.STOP, draft, end)
-                draft.report_due()
+                draft.report_due(wait.since)
+        finally:
+            await stream.aclose()
         raise AssertionError("a stream ends with a reply or an error")
 
     def _over(self, ask: Ask, draft: Draft) -> Finish | None:

@@ -8,9 +8,8 @@ the less loaded of two; a decode engine keeps no prefix, and is the less loaded 
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from turnout.serving.client import EngineClient
@@ -64,22 +63,38 @@ class Spread:
             return its < mine
         return its * size < mine * other_size
 
-    @contextlib.contextmanager
-    def sent(self, rank: int, engine_id: str, session: str = "") -> Iterator[None]:
+    def sent(self, rank: int, engine_id: str, session: str = "") -> _Sent:
         """The block is one request on its way."""
+        return _Sent(self, rank, engine_id, session)
+
+    def begin(self, rank: int, engine_id: str, session: str) -> None:
         home, count = self._homes.get(rank, (engine_id, 0))
         self._homes[rank] = home, count + 1
         self._load[engine_id] += 1
         if session:
             self._sessions[session] = engine_id
-        try:
-            yield
-        finally:
-            self._load[engine_id] -= 1
-            home, count = self._homes.pop(rank)
-            if count > 1:
-                self._homes[rank] = home, count - 1
+
+    def end(self, rank: int, engine_id: str) -> None:
+        self._load[engine_id] -= 1
+        home, count = self._homes.pop(rank)
+        if count > 1:
+            self._homes[rank] = home, count - 1
 
     def forget(self, session: str) -> None:
         """The session has ended."""
         self._sessions.pop(session, None)
+
+
+class _Sent:
+    """The `with` of one request."""
+
+    __slots__ = ("_engine_id", "_rank", "_session", "_spread")
+
+    def __init__(self, spread: Spread, rank: int, engine_id: str, session: str) -> None:
+        self._spread, self._rank, self._engine_id, self._session = spread, rank, engine_id, session
+
+    def __enter__(self) -> None:
+        self._spread.begin(self._rank, self._engine_id, self._session)
+
+    def __exit__(self, *_: object) -> None:
+        self._spread.end(self._rank, self._engine_id)

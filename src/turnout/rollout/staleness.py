@@ -17,12 +17,13 @@ Importance weights are no verdict: turnout.train.off_policy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from turnout.core.errors import InvariantBroken
 from turnout.core.events import STALE
+from turnout.core.record import record
 from turnout.core.types import RolloutGroup, Trajectory
 
 MAX_ATTEMPTS = 8
@@ -49,7 +50,7 @@ class StalenessPolicy:
     min_unmasked_share: float = 0.5
 
 
-@dataclass(frozen=True)
+@record
 class Verdict:
     """What becomes of a group. `lag` is the greatest lag of its trainable tokens, that which decided; `group` is
     what may train (KEEP, MASK), `masked` counts the trainable tokens that it lost, `reason` says why it may not."""
@@ -75,16 +76,27 @@ def token_lags(member: Trajectory, exported_at: Exports, steps_done: int) -> tup
     return tuple(lags)
 
 
-def _runs(member: Trajectory, exported_at: Exports, steps_done: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _runs(member: Trajectory, exported_at: Exports, steps_done: int) -> list[tuple[int, tuple[int, ...]]]:
     """The lag of each run of tokens of one version, and their loss mask. Raises as `token_lags` does."""
-    first = 0
+    found, first = [], 0
     for tokens, label in member.spans.runs:
         mask = member.loss_mask[first : first + tokens]
         exported = exported_at.get(label)
-        if label not in exported_at and any(mask):
+        if exported is None and label not in exported_at and any(mask):
             raise InvariantBroken(f"tokens of {label}, never published here")
-        yield NEVER if exported is None else steps_done - exported, mask
+        found.append((NEVER if exported is None else steps_done - exported, mask))
         first += tokens
+    return found
+
+
+def _greatest(group: RolloutGroup, exported_at: Exports, steps_done: int) -> int:
+    """The greatest lag of the group's trainable tokens. Raises as `token_lags` does."""
+    greatest = None
+    for member in group.trajectories:
+        for lag, mask in _runs(member, exported_at, steps_done):
+            if (greatest is None or lag > greatest) and any(mask):
+                greatest = lag
+    return 0 if greatest is None else greatest
 
 
 def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: StalenessPolicy) -> Verdict:
@@ -93,11 +105,10 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
     Raises InvariantBroken, naming the group, where a trainable token's version was never published here.
     """
     try:
-        runs = [run for member in group.trajectories for run in _runs(member, exported_at, steps_done)]
+        lag = _greatest(group, exported_at, steps_done)
     except InvariantBroken as fault:
         raise InvariantBroken(f"group {group.group_id} holds {fault}") from None
     bound = policy.max_staleness
-    lag = max((lag for lag, mask in runs if any(mask)), default=0)
     if lag <= bound:
         return Verdict(Fate.KEEP, lag, group)
     why = (
@@ -118,12 +129,12 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
 
 def trained_lags(groups: Iterable[RolloutGroup], exported_at: Exports, steps_done: int) -> Counter[int]:
     """How many trainable tokens of the groups have which lag."""
-    counted = Counter[int]()
+    counted: dict[int, int] = {}
     for group in groups:
         for member in group.trajectories:
             for lag, mask in _runs(member, exported_at, steps_done):
-                counted[lag] += sum(mask)
-    return +counted
+                counted[lag] = counted.get(lag, 0) + sum(mask)
+    return +Counter(counted)
 
 
 def _masked(member: Trajectory, lags: tuple[int, ...], policy: StalenessPolicy) -> Trajectory:

@@ -79,8 +79,7 @@ class Generator:
         cut = Cut() if cut is None else cut
         known = {made.seed: made for made in group.trajectories}
         asks, waits = [], self.waits.of(f"group {group.group_id}")
-        for member in range(plan.samples):
-            seed = node.child(member).seed
+        for member, seed in enumerate(node.seeds(plan.samples)):
             begun = known[seed] if seed in known else Trajectory.unbegun(seed)
             journal = partial(keep.tokens, member)
             asks.append(Ask(group.prompt, plan, begun, group.ordinal, journal, cut, waits))

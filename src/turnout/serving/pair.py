@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from turnout.core.errors import DeadlineExceeded, EngineError, EngineRefused
+from turnout.core.record import record
 from turnout.core.types import Finish, but
 from turnout.protocol.pd import ROOM_BITS, Bootstrap
 from turnout.protocol.sglang import GenerateReply, GenerateRequest
@@ -31,7 +31,7 @@ def random_room() -> int:
     return secrets.randbits(ROOM_BITS)
 
 
-@dataclass(frozen=True)
+@record
 class Way:
     """Who answers a request: `engine`, after `first` computed the prompt and the first token where there is one."""
 

@@ -55,9 +55,9 @@ def _whole_budget(_real: Any) -> Any:
 
 
 def _mask_stays(real: Any) -> Any:
-    def extend(self: Any, new: Any, engine_id: str) -> None:
+    def extend(self: Any, new: Any) -> None:
         before = len(self._mask)
-        real(self, new, engine_id)
+        real(self, new)
         del self._mask[before:]
 
     return extend

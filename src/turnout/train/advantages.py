@@ -135,6 +135,11 @@ def with_advantages(
             raise TrainError(f"group {name}: {fault}") from None
         for place, value in zip(places, found):
             totals[place] = value
+    flat = settings.baseline != "none" or not (costs or settings.gamma < 1)
+    if flat and not settings.normalize:
+        return tuple(
+            but(s, advantages=(float(total),) * len(s.response_ids)) for s, total in zip(samples, totals)
+        )
     values = [np.full(len(s.response_ids), total) for s, total in zip(samples, totals)]
     if settings.baseline == "none" and (costs or settings.gamma < 1):
         costs = costs or [np.zeros(len(s.response_ids)) for s in samples]

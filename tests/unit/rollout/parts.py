@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tests.scripted_engine import ScriptedEngine
@@ -11,6 +12,7 @@ from turnout.core.types import Prompt
 from turnout.placement.real import RealClock
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.book import GroupBook
+from turnout.rollout.draft import Pace
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_schema import Database, open_database
@@ -101,6 +103,11 @@ class Bench:
         routes = Routes(lambda: clients, changed=lambda: self.clock.sleep(0.2))
         self.generator = Generator(Sampler(routes, Numbers(), self.clock), self.rewards)
         self.ports = Ports(self.source, self.book, self.generator, SEEDS, self.clock)
+
+    def every_token(self) -> None:
+        """Each token is journalled as it comes."""
+        sampler = self.generator.sampler
+        sampler._desk = replace(sampler._desk, pace=Pace(tokens=1))
 
     async def collect(
         self, step: int, count: int, sampling: SamplingPlan, limits: CollectLimits = NO_LIMITS

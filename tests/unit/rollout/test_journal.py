@@ -166,7 +166,7 @@ def stalls(after: int) -> Callable[[Any], Any]:
 async def cut_pool(bench: Bench, engine: ScriptedEngine, partial: bool) -> RolloutPool:
     """A pool of two groups in flight that was cut after two of the three tokens of each member."""
     engine.on_generate = stalls(2)
-    bench.generator.sampler._pace = replace(bench.generator.sampler._pace, tokens=1)
+    bench.every_token()
     pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, None, plan(), NO_LIMITS, 20.0, 1, partial=partial))
     taking = asyncio.ensure_future(pool.take(2))
     ledger = bench.book.ledger
@@ -253,7 +253,7 @@ def test_a_journal_that_cannot_be_written_ends_the_wait_for_groups() -> None:
             raise InvariantBroken("a full disk")
 
         engine.on_generate = stalls(2)
-        bench.generator.sampler._pace = replace(bench.generator.sampler._pace, tokens=1)
+        bench.every_token()
         pool = RolloutPool(bench.ports, PoolPlan(2, 2, 1, None, plan(), NO_LIMITS, 20.0, 1))
         journal, bench.book.ledger.journal = bench.book.ledger.journal, fails
         with pytest.raises(InvariantBroken, match="a full disk"):

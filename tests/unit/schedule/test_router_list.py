@@ -183,10 +183,10 @@ def test_tokens_that_nobody_is_named_for_stand_as_with_all_engines_that_the_rout
         pairs = RouterRoute(bench.client, replace(route.behind, pairs=True, told=("p", "d")), "run-a")
         parts = [item async for item in pairs.generate_stream(request, 5.0) if isinstance(item, PartialReply)]
         assert [(part.output_ids, part.among) for part in parts] == [((0,), ("p", "d")), ((7,), ("p", "d"))]
-        desk = Desk(lambda _: None, bench.members.routes(lambda: 9.0).standing, CLOCK, Pace())
+        desk = Desk(bench.members.routes(lambda: 9.0).standing, CLOCK, Pace())
 
         def kept(part: PartialReply) -> tuple[int, Standing]:
-            draft = Draft(Trajectory.unbegun(0), desk)
+            draft = Draft(Trajectory.unbegun(0), desk, lambda _: None)
             draft.extend(part)
             return len(draft.ids), draft.settle()
 
