@@ -63,3 +63,8 @@ def test_generators_of_a_node_are_fresh_and_leave_the_global_one_alone() -> None
     node = SeedTree(5).child("prompts")
     assert [node.random().random() for _ in range(3)] == [node.random().random()] * 3
     assert random.getstate() == state
+
+
+def test_seeds_of_many_children_are_those_of_each():
+    node = SeedTree(7).child("sample/1", 3)
+    assert node.seeds(12) == [node.child(at).seed for at in range(12)]
