@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from turnout.core.record import record
@@ -33,13 +34,14 @@ class WeightVersion:
         return f"weight_v{self.counter:06d}"
 
 
+@lru_cache(4096)
 def label_counter(label: str) -> int | None:
     """The counter in a label of ours, None for any other text ("default", a foreign engine's own name)."""
     match = _LABEL.fullmatch(label)
     return int(match.group(1)) if match else None
 
 
-@dataclass(frozen=True)
+@record
 class VersionConstraint:
     """Which weights a request may be answered with: exactly `label`, or that version and any with a higher
     counter. It rides in SGLang's `extra_key`, which routers keep: a label of ours is the minimum, one with a

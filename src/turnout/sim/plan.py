@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from turnout.config.checks import Known, check_all
@@ -39,7 +40,7 @@ class WorldPlan:
     evals: EvalPlan
     prefills: int = 0
 
-    @property
+    @cached_property
     def rules(self) -> Rules:
         config = self.config
         return Rules(

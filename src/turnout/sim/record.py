@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turnout.core.events import Event, VersionCommitted, VersionPublished
+from turnout.core.record import record
 from turnout.core.types import Prompt, RolloutGroup
 from turnout.schedule.evaluations import EvalPlan
 from turnout.sim.trainer import History
@@ -25,7 +26,7 @@ class Failure:
     text: str
 
 
-@dataclass(frozen=True)
+@record
 class Told:
     """An event of one life (0: the first), at a virtual time."""
 
@@ -53,7 +54,7 @@ class Rules:
     deterministic: bool
 
 
-@dataclass(frozen=True)
+@record
 class LedgerGroup:
     """A row of the ledger as it stands at the end."""
 
