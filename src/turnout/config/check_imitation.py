@@ -40,6 +40,7 @@ def fine_tuning_samples_nothing(c: RunConfig) -> Iterator[Fault]:
     for name, neutral in (
         ("advantage_estimator", "grpo"), ("use_opd", False), ("use_kl_loss", False), ("kl_coef", 0.0),
         ("schedule", "sync"), ("n_samples_per_prompt", 1), ("custom_generate_function_path", None),
+        ("custom_agent_path", None),
         ("dynamic_sampling", False), ("over_sampling_batch_size", None), ("off_policy", "none"),
         ("rollout_temperature", 1.0), ("use_rollout_logprobs", False), ("group_rm", False),
         ("entropy_coef", 0.0), ("use_opsm", False), ("overlong_buffer_len", None), ("eps_clip_c", None),

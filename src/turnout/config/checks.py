@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from turnout.config.check_agents import AGENT_CHECKS
 from turnout.config.check_algorithm import ALGORITHM_CHECKS
 from turnout.config.check_colocated import COLOCATED_CHECKS
 from turnout.config.check_critic import CRITIC_CHECKS
@@ -171,7 +172,7 @@ def one_reward(c: RunConfig) -> Iterator[Fault]:
 
 
 def group_reward_is_whole(c: RunConfig) -> Iterator[Fault]:
-    if c.group_rm and c.custom_rm_path is None:
+    if c.group_rm and c.custom_rm_path is None and not c.trl_rewards:
         yield Fault("--group-rm", "true", "no built-in reward scores groups", "give --custom-rm-path")
     elif c.group_rm and c.group_failure_policy == "survivors":
         reason = "--group-rm compares all members of a group, survivors are not all"
@@ -222,6 +223,8 @@ def partial_is_cut(c: RunConfig) -> Iterator[Fault]:
 def function_path_form(c: RunConfig) -> Iterator[Fault]:
     for flag, path in (
         ("--custom-rm-path", c.custom_rm_path),
+        ("--custom-agent-path", c.custom_agent_path),
+        *(("--trl-rewards", path) for path in c.trl_rewards),
         ("--custom-advantage-function-path", c.custom_advantage_function_path),
         ("--custom-loss-function-path", c.custom_loss_function_path),
     ):
@@ -366,6 +369,7 @@ CHECKS: tuple[Check, ...] = (
     response_range,
     sequence_fits,
     one_reward,
+    *AGENT_CHECKS,
     group_reward_is_whole,
     filter_is_on,
     surplus_is_surplus,

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from turnout.config.estimators import ESTIMATORS
+from turnout.config.groups.agents import AgentOptions
 from turnout.config.groups.algorithm import (
     AlgorithmOptions,
     OffPolicyOptions,
@@ -38,6 +39,7 @@ GROUPS: tuple[type[Options], ...] = (
     DataOptions,
     EvalOptions,
     RolloutOptions,
+    AgentOptions,
     RewardOptions,
     ScheduleOptions,
     EngineOptions,
@@ -62,6 +64,7 @@ class RunConfig(
     DataOptions,
     EvalOptions,
     RolloutOptions,
+    AgentOptions,
     RewardOptions,
     ScheduleOptions,
     EngineOptions,
@@ -122,10 +125,14 @@ class RunConfig(
 
     @property
     def reward(self) -> str:
-        """The reward's name or path; a reasoning-gym task brings its own, and where a teacher says what is good
-        there need be `none`. Empty where it is lacking."""
+        """The reward's name or path (`trl` for --trl-rewards); a reasoning-gym task and an agent bring their own,
+        and where a teacher says what is good there need be `none`. Empty where it is lacking."""
         if self.rm_type is not None or self.custom_rm_path is not None:
             return self.rm_type or self.custom_rm_path or ""
+        if self.trl_rewards:
+            return "trl"
+        if self.custom_agent_path is not None:
+            return "agent"
         if self.use_opd or self.fine_tunes:
             return "none"
         return "reasoning_gym" if self.prompt_data.startswith("reasoning_gym:") else ""

@@ -16,6 +16,7 @@ from turnout.core.record import record
 from turnout.core.version import Runs, VersionSpans
 
 T = TypeVar("T")
+ENVIRONMENT = "environment"  # in the place of an engine's id: tokens that no model made
 
 
 class Finish(StrEnum):
@@ -86,6 +87,12 @@ class Trajectory:
     def partial(self) -> bool:
         """Whether it has not come to its end: never scored, never trained."""
         return self.finish is Finish.ABORT
+
+    @property
+    def opening(self) -> int:
+        """How many tokens it begins with that no model made: what an agent put in front of its first turn."""
+        first = self.engines.runs[:1]
+        return first[0][0] if first and first[0][1] == ENVIRONMENT else 0
 
     def cut(self, tokens: int) -> Trajectory:
         """Its first tokens, as what it was before the others were made."""

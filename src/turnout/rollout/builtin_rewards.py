@@ -70,12 +70,14 @@ def reasoning_gym(prompt: str, response: str, label: Any, **metadata: Any) -> fl
     return tasks.score(response, metadata)
 
 
-NO_REWARD = "none"  # its name; no option has it as a value
-
-
 def no_reward(prompt: str, response: str, label: Any, **metadata: Any) -> float:
     """For a run in which something else than a reward says what is good."""
     return 0.0
+
+
+def agents_own(prompt: str, response: str, label: Any, **metadata: Any) -> float:
+    """For a run in which agents give the rewards."""
+    raise ValueError("the agent returned no reward, and the run has none")
 
 
 BUILTIN: dict[str, Callable[..., float]] = {
@@ -85,6 +87,8 @@ BUILTIN: dict[str, Callable[..., float]] = {
     "math": math,
     "reasoning_gym": reasoning_gym,
 }
+# by names that no option has as a value
+UNLISTED: dict[str, Callable[..., float]] = {"none": no_reward, "agent": agents_own}
 
 
 def _label_text(label: Any) -> str:

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 from turnout.core.ports import Clock
 from turnout.core.record import record
-from turnout.core.types import Finish, Trajectory
+from turnout.core.types import ENVIRONMENT, Finish, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.protocol.stream import PartialReply
 from turnout.weights.routing import Standing
 
 Journal = Callable[["Draft"], None]
 WORST = (Standing.COMMITTED, Standing.TENTATIVE, Standing.VOID)
-ENVIRONMENT = "environment"  # in the place of an engine's id: tokens that no model made
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,9 @@ class Draft:
         self._mixed += new.kv_mixed
         masks = self._mask_kv_mixed and 1 in new.kv_mixed
         self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else (1,) * len(new.kv_mixed)
+        before = 0 if self._spans else self.opening
         for tokens, label in new.spans:
+            tokens, before = tokens + before, 0  # noqa: PLW2901 - an opening counts as of the first version
             _lengthen(self._spans, tokens, label)
             self._open.append((tokens, label, new.among or (new.engine_id,)))
         _lengthen(self._engines, len(new.output_ids), new.engine_id)
@@ -84,14 +85,29 @@ class Draft:
         """Takes over what the environment said: it does not train, and counts as of the version before it. Only
         when all tokens are of committed versions, of which there is one at least."""
         assert self._spans and not self._open, "the environment speaks after a turn that has ended"
+        self._add(ids)
+        _lengthen(self._spans, len(ids), self._spans[-1][1])
+        self._sure += len(ids)
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """Takes over what comes before the first turn, besides the prompt: it does not train, and is neither
+        reported nor part of a trajectory before a model's first token comes, of whose version it counts."""
+        assert not self.ids, "an opening comes first"
+        self._add(ids)
+
+    @property
+    def opening(self) -> int:
+        """How many tokens no model made before the first that one did."""
+        first = self._engines[:1]
+        return first[0][0] if first and first[0][1] == ENVIRONMENT else 0
+
+    def _add(self, ids: Sequence[int]) -> None:
         count = len(ids)
         self.ids += ids
         self._logprobs += [0.0] * count
         self._mask += [0] * count
         self._mixed += [0] * count
-        _lengthen(self._spans, count, self._spans[-1][1])
         _lengthen(self._engines, count, ENVIRONMENT)
-        self._sure += count
 
     def until_environment(self, first: int) -> int:
         """Where the environment speaks next, from this token on; the end where it does not."""
@@ -159,7 +175,7 @@ class Draft:
 
     def trajectory(self, finish: Finish, text: str) -> Trajectory:
         """All of it, ended so; with ABORT the tokens so far."""
-        return self._part(0, len(self.ids), finish, text)
+        return self._part(0, len(self.ids) if self._spans else 0, finish, text)
 
     def _part(self, first: int, last: int, finish: Finish = Finish.ABORT, text: str = "") -> Trajectory:
         return Trajectory(
@@ -175,9 +191,11 @@ class Draft:
         )
 
     def _cut(self, count: int) -> None:
+        opening = self.opening
+        self._spans = list(_between(self._spans, 0, count)) if count > opening else []
+        count = max(count, opening)  # what the environment said stays said
         for kept in (self.ids, self._logprobs, self._mask, self._mixed):
             del kept[count:]
-        self._spans = list(_between(self._spans, 0, count))
         self._engines = list(_between(self._engines, 0, count))
         self._open = []
 

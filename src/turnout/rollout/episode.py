@@ -19,6 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from turnout.core.errors import GenerateFailed, TurnoutError
 from turnout.core.ports import Clock
@@ -26,6 +28,7 @@ from turnout.core.types import Finish, Prompt, Trajectory, but
 from turnout.core.waits import Wait
 from turnout.rollout.deadlines import Deadlines
 from turnout.rollout.draft import Draft
+from turnout.rollout.rewards import outcome
 from turnout.rollout.sampler import Ask, Sampler
 from turnout.rollout.stops import ended
 from turnout.rollout.tokenizer import TokenizerLike
@@ -52,7 +55,7 @@ class Turn:
     finish: Finish
 
 
-Generate = Callable[["Episode"], Awaitable[None]]
+Generate = Callable[["Episode"], Awaitable[float | None]]
 
 
 class Episode:
@@ -64,6 +67,7 @@ class Episode:
         self._end = turns.clock.now() + ask.plan.deadline_s
         self._at = 0  # how much of what exists was told to the function
         self._count = 0
+        self.reward: float | None = None
         self.over: Finish | None = None
         self.turn: asyncio.Task[Finish] | None = None  # that has not ended as turns do
 
@@ -75,6 +79,11 @@ class Episode:
     def left(self) -> int:
         """Tokens that the response may still get."""
         return self._ask.plan.left(len(self.prompt.token_ids), self._at)
+
+    @property
+    def context(self) -> int:
+        """Tokens that the next turn follows."""
+        return len(self.prompt.token_ids) + self._at
 
     async def generate(self, max_new_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
         """The model's next turn, of at most so many tokens, ended by its end token or one of these texts besides
@@ -106,6 +115,30 @@ class Episode:
         if finish is Finish.LENGTH and self.left <= 0:
             self.over = finish
         return Turn(self._turns.tokenizer.decode(ids, skip_special_tokens=True), ids, finish)
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """What the context begins with before the first turn, with the prompt's ids as its first. It carries no
+        loss and does not count for the response. Raises GenerateFailed for ids that begin otherwise, EpisodeOver
+        where they leave no room for a token."""
+        known = self.prompt.token_ids
+        if tuple(ids[: len(known)]) != known:
+            raise GenerateFailed(
+                f"its context begins with {list(ids[:4])}, the prompt with {list(known[:4])}"
+            )
+        draft, new = self._draft, ids[len(known) :]
+        if not draft.ids:
+            self._allow(len(new))
+            self._check(len(new) < self.left)
+            draft.begin(new)
+        else:
+            self._allow(draft.opening)
+        self._at = draft.opening
+
+    def _allow(self, tokens: int) -> None:
+        """So many tokens more than the response's own."""
+        plan = self._ask.plan
+        params = but(plan.params, max_new_tokens=plan.params.max_new_tokens + tokens)
+        self._ask = but(self._ask, plan=but(plan, params=params))
 
     def append(self, said: str | Sequence[int]) -> None:
         """What a tool, a user or the environment says after a turn, as text (special tokens by their names) or ids;
@@ -163,14 +196,17 @@ class Turns:
         return self.sampler.clock
 
     async def sample(self, ask: Ask) -> Trajectory:
-        """As Sampler.sample. Raises GenerateFailed for what the function does wrong."""
+        """As Sampler.sample, with the reward that the function returned. Raises GenerateFailed for what the
+        function does wrong."""
         session = f"{ask.begun.seed:016x}"
+        rewards: list[float | None] = []
         try:
-            return await self.sampler.made(but(ask, session=session), self._made)
+            made = await self.sampler.made(but(ask, session=session), partial(self._made, rewards))
         finally:
             self.sampler.forget(session)
+        return but(made, reward=rewards[0]) if rewards and not made.partial else made
 
-    async def _made(self, ask: Ask, draft: Draft, wait: Wait) -> Finish:
+    async def _made(self, rewards: list[float | None], ask: Ask, draft: Draft, wait: Wait) -> Finish:
         episode = Episode(ask, draft, wait, self)
         task = asyncio.ensure_future(self._called(episode))
         try:
@@ -184,14 +220,15 @@ class Turns:
         if not in_time:
             raise GenerateFailed(f"the generate function had not ended after {ask.plan.deadline_s:g} s")
         finish = task.result()
-        if finish is Finish.STOP and not draft.ids:
+        if finish is Finish.STOP and len(draft.ids) == draft.opening:
             raise GenerateFailed("the generate function made no turn")
+        rewards.append(episode.reward)
         return finish
 
     async def _called(self, episode: Episode) -> Finish:
         """How the sample ended, by the function's own return or because it could not go on."""
         try:
-            await self._generate(episode)
+            episode.reward = _reward(await self._generate(episode))
         except TurnoutError as fault:
             if not isinstance(fault, EpisodeOver):
                 raise
@@ -199,3 +236,13 @@ class Turns:
             raise GenerateFailed(f"the generate function raised {type(fault).__name__}: {fault}") from fault
         episode.check_turn()
         return Finish.STOP if episode.over is None else episode.over
+
+
+def _reward(returned: Any) -> float | None:
+    """What a function says of its sample; None where it leaves that to the run's reward."""
+    if returned is None:
+        return None
+    scored = outcome(returned)
+    if scored.value is None:
+        raise GenerateFailed(f"the generate function {scored.why}")
+    return scored.value

@@ -170,9 +170,11 @@ async def evaluate(means: EvalMeans, data: EvalSet, version: str) -> EvalPoint |
         if not isinstance(made, Trajectory) or made.finish is Finish.ABORT:
             text = made.text if isinstance(made, Trajectory) else ""
             return EvalSample(prompt, text, None, 0), made if isinstance(made, str) else None
-        with rewards.waited(means.generator.waits.of(EVALUATE)):
-            scored = await rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
-        return EvalSample(prompt, made.text, scored.value, len(made.response_ids)), made
+        value = made.reward  # of its own function
+        if value is None:
+            with rewards.waited(means.generator.waits.of(EVALUATE)):
+                value = (await rewards.score(prompt, made)).value
+        return EvalSample(prompt, made.text, value, len(made.response_ids) - made.opening), made
 
     results = await together(one(i, prompt, member) for i, (prompt, member) in enumerate(jobs))
     unmet = sorted({why for _, why in results if isinstance(why, str)})

@@ -39,13 +39,15 @@ from turnout.rollout.tokenizer import TokenizerLike
 
 log = logging.getLogger(__name__)
 Made = Callable[[Row, "DataSpec", TokenizerLike], Prompt]
+ROW = "row"  # in a prompt's metadata: all columns of its row (DataSpec.columns)
 _TEMPLATE_REMEDY = "set --apply-chat-template, or give a text"
 
 
 @dataclass(frozen=True)
 class DataSpec:
     """Which prompts to load and how. `path` is a .jsonl or .parquet file or `reasoning_gym:TASK[:{options}]`,
-    each with `@[a:b]` for a slice of rows. `max_prompt_tokens` None is no limit."""
+    each with `@[a:b]` for a slice of rows. `max_prompt_tokens` None is no limit. `columns`: all that a row has goes
+    into its prompt's metadata. `agent`: the context is an agent's to write, and a prompt is only how it begins."""
 
     path: str
     input_key: str = "input"
@@ -56,6 +58,8 @@ class DataSpec:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     max_prompt_tokens: int | None = None
     too_long: Literal["drop", "error"] = "drop"
+    columns: bool = False
+    agent: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ def load_rows(spec: DataSpec, tokenizer: TokenizerLike, made: Made) -> list[Prom
         rows, bad = tasks.task_rows(spec.path), []
     else:
         keys = (spec.input_key, spec.label_key, spec.metadata_key, spec.tool_key, *MEDIA_COLUMNS)
-        rows, bad = read_rows(spec.path, tuple(key for key in keys if key is not None))
+        named = tuple(key for key in keys if key is not None)
+        rows, bad = read_rows(spec.path, None if spec.columns else named)
     prompts: list[Prompt] = []
     for row in rows:
         try:
@@ -127,6 +132,8 @@ def fingerprint(spec: DataSpec, prompts: list[Prompt]) -> Fingerprint:
 
 def prompt_of(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> Prompt:
     values = row.values
+    if spec.agent:
+        return _agents_prompt(row, spec, tokenizer)
     refuse_media(values, tuple(key for key in MEDIA_COLUMNS if key != spec.input_key))
     value = required(values, spec.input_key, "prompt")
     if value in ("", []):
@@ -136,7 +143,21 @@ def prompt_of(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> Prompt:
     ids, text = _tokens(value, given, spec, tokenizer)
     if not ids:
         raise PromptFault("the prompt has no token")
-    return Prompt(str(row.index), ids, text, label, metadata_of(values, spec.metadata_key))
+    return Prompt(str(row.index), ids, text, label, _metadata(values, spec))
+
+
+def _agents_prompt(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> Prompt:
+    """What each conversation begins with, by the chat template; the row is the agent's."""
+    ids = tokenizer.encode(rendered("", None, spec, tokenizer, opens=True), special=False)
+    value, key = row.values.get(spec.input_key, ""), spec.label_key
+    label = None if key is None else _json_value(_label(row.values, key), "label")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return Prompt(str(row.index), tuple(ids[:1]), text, label, _metadata(row.values, spec))
+
+
+def _metadata(values: dict[str, Any], spec: DataSpec) -> dict[str, Any]:
+    metadata = metadata_of(values, spec.metadata_key)
+    return {**metadata, ROW: _json_value(values, "row")} if spec.columns else metadata
 
 
 def _tokens(

@@ -2,7 +2,8 @@
 
 A reward is `reward(prompt, response, label, **metadata) -> float`, sync or async. Metadata keys that a function
 without ** does not name are left out, and so are keys called prompt, response or label. One that names a parameter
-`run` is given the run's models there (turnout.serving.models), in place of metadata of that name.
+`run` is given the run's models there (turnout.serving.models), one that names `completion_ids` the response's token
+ids, in place of metadata of that name.
 
 Outcomes of a call. A finite number (also a bool or a NumPy scalar) is the score. Everything else is unscored,
 with the reason, and never a silent 0: None; NaN; infinite; text, also text that looks like a number; a dict,
@@ -20,7 +21,7 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,10 @@ from turnout.core.errors import ConfigError, Fault
 from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.core.record import record
+from turnout.core.types import Prompt, Trajectory
 from turnout.core.waits import Wait, Waiting
 from turnout.placement.call_threads import CallThreads
-from turnout.rollout.builtin_rewards import BUILTIN, NO_REWARD, no_reward
+from turnout.rollout.builtin_rewards import BUILTIN, UNLISTED
 from turnout.rollout.deadlines import Deadlines
 from turnout.serving.models import Models
 
@@ -39,6 +41,7 @@ Reward = Callable[..., Any]
 DEFAULT_DEADLINE_S = 30.0
 DEFAULT_WORKERS = 8
 _OWN_NAMES = ("prompt", "response", "label")
+_RUNS_NAMES = {"run", "completion_ids"}  # given by the run to who names them
 _FLAG = "--custom-rm-path"
 
 
@@ -52,8 +55,8 @@ class Scored:
 
 def load_reward(text: str) -> Reward:
     """A built-in by name, else a function by import path (turnout.core.imports). Raises ConfigError."""
-    if text == NO_REWARD:
-        return no_reward
+    if text in UNLISTED:
+        return UNLISTED[text]
     if text in BUILTIN:
         return BUILTIN[text]
     if not re.search(r".[:.].", text):
@@ -68,7 +71,7 @@ def load_reward(text: str) -> Reward:
                 _FLAG,
                 text,
                 "cannot be called with three arguments",
-                "define it (prompt, response, label, **metadata)",
+                "define it (prompt, response, label, **metadata); one written for TRL goes to --trl-rewards",
             )
         ) from None
     return function
@@ -102,7 +105,7 @@ class RewardRunner:
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(
             getattr(reward, "__call__", None)  # noqa: B004 - the method is wanted, to see whether it is async
         )
-        self._named, self._takes_run = _named_parameters(reward)
+        self._named, self._given = _named_parameters(reward)
 
     def of(self, reward: Reward | None) -> RewardRunner:
         """Another reward under the same limits; this one where None is given."""
@@ -121,31 +124,34 @@ class RewardRunner:
         """Threads that are still in a call past its deadline."""
         return self._threads.left_behind
 
-    async def score(self, prompt: str, response: str, label: Any, metadata: dict[str, Any]) -> Scored:
+    async def score(self, prompt: Prompt, made: Trajectory) -> Scored:
         """The score of one response. Never raises for what the reward does; see the module's outcomes."""
-        got = await self._called(prompt, response, label, metadata)
-        return got if isinstance(got, Scored) else _outcome(got)
+        got = await self._called(prompt, made.text, made.response_ids[made.opening :])
+        return got if isinstance(got, Scored) else outcome(got)
 
-    async def score_group(
-        self, prompt: str, responses: list[str], label: Any, metadata: dict[str, Any]
-    ) -> list[Scored]:
+    async def score_group(self, prompt: Prompt, made: Sequence[Trajectory]) -> list[Scored]:
         """The scores of all responses of a group, in order, by one call under one deadline. An answer that is no
         list of as many values is the outcome of each."""
-        got = await self._called(prompt, responses, label, metadata)
+        responses = [one.text for one in made]
+        got = await self._called(prompt, responses, [one.response_ids[one.opening :] for one in made])
         if isinstance(got, Scored):
             return [got] * len(responses)
         if not isinstance(got, list | tuple) or len(got) != len(responses):
             size = f" of {len(got)}" if isinstance(got, list | tuple) else ""
             what = f"returned {type(got).__name__}{size}, not a list of {len(responses)} numbers"
             return [Scored(None, what)] * len(responses)
-        return [_outcome(value) for value in got]
+        return [outcome(value) for value in got]
 
-    async def _called(self, prompt: str, response: Any, label: Any, metadata: dict[str, Any]) -> Any:
+    async def _called(self, asked: Prompt, response: Any, ids: Any) -> Any:
         """What the reward returned; a Scored without a value where it did not."""
-        named = self._named
-        given = {k: v for k, v in metadata.items() if k not in _OWN_NAMES and (named is None or k in named)}
-        if self._takes_run:
+        prompt, label, named = asked.text, asked.label, self._named
+        given = {
+            k: v for k, v in asked.metadata.items() if k not in _OWN_NAMES and (named is None or k in named)
+        }
+        if "run" in self._given:
             given["run"] = self.models
+        if "completion_ids" in self._given:
+            given["completion_ids"] = ids
         if self._is_async:
             call = asyncio.get_running_loop().create_task(self._in_loop(prompt, response, label, given))
             return await self._within(call, self._abandon, self._deadline_s)
@@ -193,7 +199,8 @@ class RewardRunner:
             task.exception()  # marks it as seen
 
 
-def _outcome(result: Any) -> Scored:
+def outcome(result: Any) -> Scored:
+    """What a returned value is worth; see the module."""
     if isinstance(result, np.bool_):
         result = bool(result)
     if result is None:
@@ -206,14 +213,14 @@ def _outcome(result: Any) -> Scored:
     return Scored(value) if math.isfinite(value) else Scored(None, f"returned {value}")
 
 
-def _named_parameters(reward: Reward) -> tuple[set[str] | None, bool]:
-    """The names that a reward takes, None where it takes any (**metadata); and whether `run` is one that it
+def _named_parameters(reward: Reward) -> tuple[set[str] | None, set[str]]:
+    """The names that a reward takes, None where it takes any (**metadata); and those of _RUNS_NAMES that it
     names."""
     try:
         parameters = inspect.signature(reward).parameters.values()
     except ValueError:  # a C function without a signature
-        return set(), False
+        return set(), set()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names = set(named) - set(positional[:3])
-    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names, "run" in names
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names, names & _RUNS_NAMES

@@ -63,8 +63,8 @@ def split_path(text: str) -> tuple[str, slice]:
     return match["path"], slice(start, stop)
 
 
-def read_rows(text: str, columns: tuple[str, ...]) -> tuple[list[Row], list[BadRow]]:
-    """The rows of `path` or `path@[a:b]`. Only `columns` are read of a Parquet file."""
+def read_rows(text: str, columns: tuple[str, ...] | None) -> tuple[list[Row], list[BadRow]]:
+    """The rows of `path` or `path@[a:b]`. Only `columns` are read of a Parquet file (None: all)."""
     name, wanted = split_path(text)
     path = Path(name).expanduser()
     if not path.is_file():
@@ -139,13 +139,15 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
 
 
-def _read_parquet(path: Path, wanted: slice, columns: tuple[str, ...]) -> tuple[list[Row], list[BadRow]]:
+def _read_parquet(
+    path: Path, wanted: slice, columns: tuple[str, ...] | None
+) -> tuple[list[Row], list[BadRow]]:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
         file = pq.ParquetFile(path)
-        present = [name for name in file.schema_arrow.names if name in columns]
+        present = [name for name in file.schema_arrow.names if columns is None or name in columns]
         table = file.read(columns=present)
     except (pa.ArrowException, OSError) as fault:
         raise DataError(Fault("prompt data", str(path), f"is no readable Parquet file: {fault}")) from fault

@@ -178,7 +178,8 @@ class Sampler:
         if finish is None or finish is Finish.ABORT:
             draft.drop_unsure()
             return draft.trajectory(Finish.ABORT, "")
-        return draft.trajectory(finish, self.decoder.decode(draft.ids, skip_special_tokens=True))
+        said = draft.ids[draft.opening :]
+        return draft.trajectory(finish, self.decoder.decode(said, skip_special_tokens=True))
 
     def later_turns(self) -> tuple[int, int]:
         """Prompt tokens of turns after a sample's first, so far, and how many of them a prefix cache had."""
@@ -325,7 +326,7 @@ class Sampler:
             async for item in stream:
                 wait.since = now()
                 if isinstance(item, GenerateReply):
-                    if draft.turn and draft.turn == seam:
+                    if draft.turn > draft.opening and draft.turn == seam:
                         prompts, cached = self._later
                         self._later = prompts + item.prompt_tokens, cached + item.cached_tokens
                     wait.on, wait.what = UPDATE, "its version to be committed"

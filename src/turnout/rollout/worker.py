@@ -112,14 +112,16 @@ class Generator:
                 return str(fault)
             if made.partial:
                 return made if ask.cut.made else "aborted by the engine"
+            if made.reward is not None:  # of its own function
+                keep.ended(member, made)
+                return made
         elif made.reward is not None:
             return made
         if self._rewards.whole:
             keep.ended(member, made)
             return made
-        prompt = ask.prompt
         with self._rewards.waited(ask.waits):
-            scored = await self._rewards.score(prompt.text, made.text, prompt.label, prompt.metadata)
+            scored = await self._rewards.score(ask.prompt, made)
         if scored.value is None:
             return f"unscored: {scored.why}"
         made = but(made, reward=scored.value)
@@ -133,9 +135,8 @@ class Generator:
         ended = [one for one in made if isinstance(one, Trajectory) and not one.partial]
         if not self._rewards.whole or len(ended) < len(made) or all(one.reward is not None for one in ended):
             return made
-        texts = [one.text for one in ended]
         with self._rewards.waited(waits):
-            scores = await self._rewards.score_group(prompt.text, texts, prompt.label, prompt.metadata)
+            scores = await self._rewards.score_group(prompt, ended)
         scored: list[Trajectory | str] = []
         for member, (one, score) in enumerate(zip(ended, scores)):
             if score.value is None:

@@ -64,6 +64,8 @@ def load_inputs(config: RunConfig, model: Path) -> RunInputs:
     source = PromptSource(prompts, SeedTree(config.seed), config.rollout_shuffle, config.num_epoch)
     wiring.filter_plan(config)  # refused before anything starts
     wiring.generate_function(config)
+    if wiring.agent_function(config) is not None:
+        tokenizer.require_chat_template()
     steps = _steps(config, source)
     evals, held_out = load_eval_plan(config, tokenizer), None
     path = config.eval_config if config.eval_prompt_data is None else config.eval_prompt_data

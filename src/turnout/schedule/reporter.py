@@ -210,7 +210,7 @@ def _number(row: Row, key: str) -> float:
 def step_row(batch: StepBatch, version: WeightVersion) -> dict[str, float]:
     """What the metrics row of a step tells of its batch."""
     members = [t for group in batch.groups for t in group.trajectories]
-    lengths = [len(t.response_ids) for t in members]
+    lengths = [len(t.response_ids) - t.opening for t in members]
     rewards = [reward for group in batch.groups for reward in group.rewards]
     equal = sum(max(group.rewards) == min(group.rewards) for group in batch.groups)
     return {

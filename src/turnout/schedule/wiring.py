@@ -15,6 +15,7 @@ from turnout.core.imports import load_function
 from turnout.core.ports import Clock
 from turnout.protocol.sglang import SamplingParams
 from turnout.rollout.admission import Admission, AdmissionPlan
+from turnout.rollout.agent import Agent, AgentRuns, load_agent
 from turnout.rollout.episode import Generate, Turns
 from turnout.rollout.filters import FilterPlan, load_filter, of_no_variance
 from turnout.rollout.line import QUEUED
@@ -25,6 +26,7 @@ from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.spread import endless
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.rollout.tokenizer import TokenizerLike
+from turnout.rollout.trl_rewards import load_trl_rewards
 from turnout.rollout.worker import Samples, SamplingPlan
 from turnout.schedule.checkpoints import SavePlan
 from turnout.schedule.engine_lives import Care, Probes
@@ -182,10 +184,17 @@ def router_of(config: RunConfig, run_id: str, logs: Path) -> RouterPlan | None:
 
 def samples(config: RunConfig, sampler: Sampler, tokenizer: TokenizerLike) -> Samples:
     """Who makes samples: the sampler, or a function of several turns on top of it. Raises ConfigError."""
-    generate = generate_function(config)
+    agent, generate = agent_function(config), generate_function(config)
+    if agent is not None:
+        generate = AgentRuns(agent, tokenizer, train_data(config), config.agent_tool_parser).generate
     if generate is None:
         return sampler
     return Turns(sampler, generate, tokenizer, config.rollout_max_turns)
+
+
+def agent_function(config: RunConfig) -> Agent | None:
+    """The run's agent; raises ConfigError for one that cannot be loaded."""
+    return None if config.custom_agent_path is None else load_agent(config.custom_agent_path)
 
 
 def generate_function(config: RunConfig) -> Generate | None:
@@ -288,7 +297,11 @@ def admission(config: RunConfig) -> Admission | None:
 
 def reward_runner(config: RunConfig, clock: Clock, models: Models | None = None) -> RewardRunner:
     """The run's reward, which may ask these models; raises ConfigError for one that cannot be loaded."""
-    runner = RewardRunner(load_reward(config.reward), clock, config.reward_timeout_s, whole=config.group_rm)
+    if config.trl_rewards:
+        reward = load_trl_rewards(config.trl_rewards, (config.input_key, config.eval_keys[0]))
+    else:
+        reward = load_reward(config.reward)
+    runner = RewardRunner(reward, clock, config.reward_timeout_s, whole=config.group_rm)
     runner.models = Models({}) if models is None else models
     return runner
 
@@ -318,6 +331,8 @@ def data(config: RunConfig, path: str, keys: tuple[str, str | None]) -> DataSpec
         apply_chat_template=config.apply_chat_template,
         chat_template_kwargs=config.apply_chat_template_kwargs,
         max_prompt_tokens=config.prompt_limit,
+        columns=bool(config.trl_rewards) or config.custom_agent_path is not None,
+        agent=config.custom_agent_path is not None,
     )
 
 

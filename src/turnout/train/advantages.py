@@ -91,22 +91,32 @@ def build_samples(
         unscored = [index for index, t in enumerate(group.trajectories) if t.reward is None]
         if unscored:
             raise TrainError(f"group {group.group_id}: members {unscored} have no reward")
-        samples += [_sample(group, t, settings, lags) for t in group.trajectories]
+        shared = _shared_opening(group)
+        samples += [_sample(group, t, settings, lags, shared) for t in group.trajectories]
     return with_advantages(samples, settings)
 
 
-def _sample(group: RolloutGroup, t: Trajectory, settings: AdvantageSettings, lags: Lags) -> TrainSample:
+def _shared_opening(group: RolloutGroup) -> int:
+    """Tokens that all responses begin with and no model made: they are a part of the prompt, computed once."""
+    count = min((t.opening for t in group.trajectories), default=0)
+    first = group.trajectories[0].response_ids[:count] if count else ()
+    return count if all(t.response_ids[:count] == first for t in group.trajectories) else 0
+
+
+def _sample(
+    group: RolloutGroup, t: Trajectory, settings: AdvantageSettings, lags: Lags, shared: int
+) -> TrainSample:
     assert t.reward is not None
-    count = len(t.response_ids)
+    count = len(t.response_ids) - t.opening
     lost = 0.0 if settings.overlong is None else overlong_punishment(count, settings.overlong)
     return TrainSample(
         group_id=group.group_id,
-        prompt_ids=group.prompt.token_ids,
-        response_ids=t.response_ids,
-        logprobs=t.logprobs,
-        loss_mask=t.loss_mask,
+        prompt_ids=group.prompt.token_ids + t.response_ids[:shared],
+        response_ids=t.response_ids[shared:],
+        logprobs=t.logprobs[shared:],
+        loss_mask=t.loss_mask[shared:],
         advantages=(),
-        lags=lags(t),
+        lags=lags(t)[shared:],
         reward=t.reward - lost,
     )
 

@@ -18,6 +18,7 @@ ROUTER = ["--sglang-router-ip", "h", "--sglang-router-port", "1"]
 ASYNC = ["--schedule", "async"]
 GROUP_RM = ["--no-rm-type", "--custom-rm-path", "a:b", "--group-rm"]
 EVAL = ["--eval-prompt-data", "held.jsonl"]
+AGENT = ["--custom-agent-path", "a:b", "--rollout-max-context-len", "1024"]
 
 RLOO = ["--advantage-estimator", "rloo"]
 LOADED = ["--load-debug-rollout-data", "quick.yaml"]
@@ -335,6 +336,13 @@ REFUSED = [
     (["--no-rm-type"], "--rm-type", "no reward"),
     (["--group-rm"], "--group-rm", "no built-in reward"),
     ([*GROUP_RM, "--group-failure-policy", "survivors"], "--group-failure-policy", "survivors are not all"),
+    (AGENT[:2], "--custom-agent-path", "give --rollout-max-context-len"),
+    ([*AGENT, "--custom-generate-function-path", "a:b"], "--custom-agent-path", "two makers of samples"),
+    ([*SFT, *AGENT], "--custom-agent-path", "samples none"),
+    (["--trl-rewards", '{"a:b": 1}'], "--trl-rewards", "two rewards: --rm-type exact"),
+    (["--no-rm-type", "--trl-rewards", '{"a:b": "1"}'], "--trl-rewards", "the weight is no number"),
+    (["--no-rm-type", "--trl-rewards", '{"no/such.py:b": 1}'], "--trl-rewards", "no file no/such.py"),
+    ([*SFT, "--no-rm-type", "--trl-rewards", '{"a:b": 1}'], "--trl-rewards", "have no reward"),
     ([*GROUP_RM, *EVAL], "--eval-prompt-data", "scores single responses"),
     (["--dynamic-sampling-filter-path", "a:b"], "--dynamic-sampling-filter-path", "nothing is filtered"),
     (["--on-all-filtered", "best"], "--on-all-filtered", "nothing is filtered"),
@@ -490,6 +498,9 @@ ACCEPTED = [
     ["--prompt-data", "train.jsonl@[0:1]"],
     [*EVAL, "--eval-interval", "5"],
     GROUP_RM,
+    AGENT,
+    [*AGENT, "--no-rm-type"],
+    ["--no-rm-type", "--trl-rewards", '{"a:b": 1, "a:c": 0.5}', "--group-rm"],
     ["--dynamic-sampling", "--dynamic-sampling-filter-path", "a:b", "--on-all-filtered", "skip"],
     ["--over-sampling-batch-size", "32"],
     ["--over-sampling-batch-size", "33"],

@@ -12,14 +12,16 @@ import pytest
 
 from tests.scripted_engine import HANG, Answer, ScriptedEngine
 from tests.unit.rollout.parts import Numbers, prompts
-from tests.unit.rollout.test_sampler import SEED, V1, row
+from tests.unit.rollout.test_sampler import SEED, V1, V2, row
 from turnout.core.errors import EngineRefused, GenerateFailed
-from turnout.core.types import Finish, Trajectory
+from turnout.core.types import ENVIRONMENT, Finish, Trajectory
 from turnout.placement.real import RealClock
 from turnout.protocol.sglang import SamplingParams
-from turnout.rollout.draft import ENVIRONMENT, Draft
+from turnout.protocol.stream import PartialReply
+from turnout.rollout.draft import Desk, Draft, Pace
 from turnout.rollout.episode import Episode, Generate, Turns
 from turnout.rollout.sampler import Ask, Cut, Routes, Sampler, SamplingPlan
+from turnout.weights.routing import Standing
 
 PROMPT = replace(prompts(1)[0], token_ids=(90, 91, 92, 93))
 EOS = 7
@@ -282,3 +284,20 @@ def test_what_an_engine_refuses_is_told_where_the_function_keeps_it_to_itself() 
             await world.sample(one)
 
     on(use)
+
+
+def test_what_comes_before_the_first_turn_is_no_part_of_a_sample_before_a_token_is() -> None:
+    """It outlives tokens that are taken back, and is the first version's that stays."""
+    standings = {V1: Standing.VOID, V2: Standing.COMMITTED}
+    desk = Desk(lambda _draft: None, lambda label, _engine: standings[label], RealClock(), Pace())
+    draft = Draft(Trajectory.unbegun(SEED), desk)
+    draft.begin([8, 9])
+    assert draft.trajectory(Finish.ABORT, "").response_ids == () and draft.after(0).response_ids == ()
+    draft.extend(PartialReply((1,), (-0.5,), ((1, V1),), (0,), "e0"))
+    assert draft.ids == [8, 9], "the token was of a version that never will be"
+    draft.extend(PartialReply((2, 3), (-0.5, -0.5), ((2, V2),), (0, 0), "e1"))
+    made = draft.trajectory(Finish.STOP, "")
+    assert (made.response_ids, made.loss_mask, made.opening) == ((8, 9, 2, 3), (0, 0, 1, 1), 2)
+    assert made.spans.runs == ((4, V2),) and made.engines.runs == ((2, ENVIRONMENT), (2, "e1"))
+    draft.end_at(3)
+    assert draft.trajectory(Finish.STOP, "").response_ids == (8, 9, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,21 @@ import numpy as np
 import pytest
 
 from turnout.core.errors import ConfigError
+from turnout.core.types import ENVIRONMENT, Finish, Prompt, Trajectory
+from turnout.core.version import Runs, VersionSpans
 from turnout.placement.real import RealClock
 from turnout.rollout.builtin_rewards import BUILTIN, exact, f1, last_number, math
 from turnout.rollout.rewards import Reward, RewardRunner, Scored, load_reward
 
 DEADLINE_S = 0.1
+ASKED, MADE = Prompt("0", (1,), "p"), replace(Trajectory.unbegun(0), finish=Finish.STOP, text="r")
 
 
 def run(reward: Reward, metadata: dict[str, Any] | None = None, deadline_s: float = 5.0) -> Scored:
     async def main() -> Scored:
-        return await RewardRunner(reward, RealClock(), deadline_s).score("p", "r", "l", metadata or {})
+        return await RewardRunner(reward, RealClock(), deadline_s).score(
+            Prompt("0", (1,), "p", "l", metadata or {}), MADE
+        )
 
     return asyncio.run(main())
 
@@ -91,7 +97,7 @@ def test_rol_17_a_hanging_grader_is_cut_and_the_event_loop_stays_free() -> None:
     async def main() -> None:
         runner = RewardRunner(hangs, RealClock(), DEADLINE_S, workers=2)
         lags: list[float] = []
-        task = asyncio.gather(*(runner.score("p", "r", None, {}) for _ in range(2)))
+        task = asyncio.gather(*(runner.score(ASKED, MADE) for _ in range(2)))
         while not task.done():
             start = time.monotonic()
             await asyncio.sleep(0.005)
@@ -100,14 +106,14 @@ def test_rol_17_a_hanging_grader_is_cut_and_the_event_loop_stays_free() -> None:
         assert sorted(lags)[len(lags) // 2] < 0.05
         await asyncio.sleep(0.05)
         assert runner.left_behind == 2
-        refused = await runner.score("p", "r", None, {})
+        refused = await runner.score(ASKED, MADE)
         assert refused == Scored(None, "not called: 2 earlier calls never came back")
         release.set()
         for _ in range(200):
             if runner.left_behind == 0:
                 break
             await asyncio.sleep(0.01)
-        assert (await runner.score("p", "r", None, {})).value == 1.0
+        assert (await runner.score(ASKED, MADE)).value == 1.0
 
     asyncio.run(main())
 
@@ -125,7 +131,7 @@ def test_an_async_grader_that_ignores_its_cancellation_does_not_hold_the_batch()
             return 1.0
 
         runner = RewardRunner(stubborn, RealClock(), DEADLINE_S)
-        scored = await asyncio.wait_for(runner.score("p", "r", None, {}), 5)
+        scored = await asyncio.wait_for(runner.score(ASKED, MADE), 5)
         assert scored == Scored(None, "no answer within 0.1 s")
         release.set()
         await asyncio.sleep(0)
@@ -147,7 +153,7 @@ def test_sync_graders_run_at_most_workers_at_a_time() -> None:
 
     async def main() -> None:
         runner = RewardRunner(counts, RealClock(), 5.0, workers=3)
-        scored = await asyncio.gather(*(runner.score("p", "r", None, {}) for _ in range(12)))
+        scored = await asyncio.gather(*(runner.score(ASKED, MADE) for _ in range(12)))
         assert all(s.value == 1.0 for s in scored)
 
     asyncio.run(main())
@@ -167,7 +173,7 @@ def test_async_graders_run_as_many_as_are_asked_for() -> None:
             return 1.0
 
         runner = RewardRunner(waits, RealClock(), 5.0, workers=2)
-        scored = await asyncio.gather(*(runner.score("p", "r", None, {}) for _ in range(200)))
+        scored = await asyncio.gather(*(runner.score(ASKED, MADE) for _ in range(200)))
         assert {s.value for s in scored} == {1.0}
 
     asyncio.run(scores())
@@ -176,7 +182,7 @@ def test_async_graders_run_as_many_as_are_asked_for() -> None:
 def test_threads_are_used_again() -> None:
     async def scores() -> None:
         runner = RewardRunner(lambda p, r, label: float(threading.get_ident()), RealClock(), 5.0, workers=2)
-        scored = [await runner.score("p", "r", None, {}) for _ in range(20)]
+        scored = [await runner.score(ASKED, MADE) for _ in range(20)]
         assert len({s.value for s in scored}) <= 2
 
     asyncio.run(scores())
@@ -185,7 +191,7 @@ def test_threads_are_used_again() -> None:
 def test_cancelling_the_caller_cancels_the_call() -> None:
     async def main() -> None:
         runner = RewardRunner(lambda p, r, label: asyncio.sleep(30), RealClock(), 60.0)
-        task = asyncio.create_task(runner.score("p", "r", None, {}))
+        task = asyncio.create_task(runner.score(ASKED, MADE))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -314,7 +320,12 @@ def test_math(response: str, label: Any, score: float) -> None:
 def test_math_works_from_threads_in_parallel() -> None:
     async def main() -> list[Scored]:
         runner = RewardRunner(math, RealClock(), 30.0)
-        calls = (runner.score("", rf"it is $\frac{{{i}}}{{2}}$", str(i / 2 + i % 2), {}) for i in range(40))
+        calls = (
+            runner.score(
+                replace(ASKED, label=str(i / 2 + i % 2)), replace(MADE, text=rf"it is $\frac{{{i}}}{{2}}$")
+            )
+            for i in range(40)
+        )
         return await asyncio.gather(*calls)
 
     assert [s.value for s in asyncio.run(main())] == [float(i % 2 == 0) for i in range(40)]
@@ -322,3 +333,23 @@ def test_math_works_from_threads_in_parallel() -> None:
 
 def test_math_says_that_a_label_cannot_be_read() -> None:
     assert "raised ValueError" in run(lambda p, r, label: math(p, "1", "")).why
+
+
+def test_a_reward_that_names_completion_ids_gets_the_models_own() -> None:
+    """Those of the response, without what came before its first turn; a group's as lists."""
+    seen: list[Any] = []
+    made = Trajectory(
+        (5, 6, 7), (0.0, -1.0, -1.0), (0, 1, 1), VersionSpans(((3, "v"),)), Finish.STOP, "r",
+        Runs(((1, ENVIRONMENT), (2, "e0"))), 0,
+    )  # fmt: skip
+
+    def one(prompt: str, response: Any, label: Any, completion_ids: Any) -> Any:
+        seen.append(completion_ids)
+        return 1.0 if isinstance(response, str) else [1.0] * len(response)
+
+    async def main() -> None:
+        assert await RewardRunner(one, RealClock()).score(ASKED, made) == Scored(1.0)
+        assert await RewardRunner(one, RealClock(), whole=True).score_group(ASKED, [made]) == [Scored(1.0)]
+
+    asyncio.run(main())
+    assert seen == [(6, 7), [(6, 7)]]

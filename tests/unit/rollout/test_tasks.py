@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from turnout.core.errors import ConfigError, DataError
+from turnout.core.types import Finish, Prompt, Trajectory
 from turnout.placement.real import RealClock
 from turnout.rollout import tasks
 from turnout.rollout.prompts import DataSpec, fingerprint, load_prompts
@@ -19,6 +21,7 @@ from turnout.rollout.tokenizer import HubTokenizer, load_tokenizer
 from turnout.train.model_tokenizer import byte_tokenizer, save_tokenizer
 
 PATH = 'reasoning_gym:basic_arithmetic:{"size": 6, "seed": 3, "max_terms": 3}'
+MADE = replace(Trajectory.unbegun(0), finish=Finish.STOP, text="r")
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +52,11 @@ def test_the_verifier_is_the_tasks_own(tok: HubTokenizer) -> None:
     async def main() -> None:
         runner = RewardRunner(load_reward("reasoning_gym"), RealClock(), 30.0)
         for prompt in load_prompts(DataSpec(PATH), tok):
-            right = await runner.score(
-                prompt.text, f"so <answer>{prompt.label}</answer>", prompt.label, prompt.metadata
-            )
-            plain = await runner.score(prompt.text, f" {prompt.label}\n", prompt.label, prompt.metadata)
-            wrong = await runner.score(prompt.text, "<answer>x</answer>", prompt.label, prompt.metadata)
+            said = (f"so <answer>{prompt.label}</answer>", f" {prompt.label}\n", "<answer>x</answer>")
+            right, plain, wrong = [await runner.score(prompt, replace(MADE, text=text)) for text in said]
             assert (right.value, plain.value) == (1.0, 1.0)
             assert wrong.value is not None and wrong.value < 0.1
-        foreign = await runner.score("p", "r", "l", {})
+        foreign = await runner.score(Prompt("0", (1,), "p", "l"), MADE)
         assert foreign.value is None
         assert "comes from no reasoning-gym task" in foreign.why
 

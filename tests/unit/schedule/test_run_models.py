@@ -15,7 +15,7 @@ from tests.unit.rollout.parts import Log, QuickClock
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, WeightError
 from turnout.core.events import ModelAttested
-from turnout.core.types import TrainBatch, TrainSample
+from turnout.core.types import Prompt, TrainBatch, TrainSample, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.core.waits import Waits
 from turnout.placement.real import RealClock
@@ -92,11 +92,12 @@ def test_a_reward_that_names_run_is_given_the_models() -> None:
         def of_the_data(prompt: str, response: str, label: Any, **metadata: Any) -> float:
             return float(metadata["run"])
 
+        made = replace(Trajectory.unbegun(0), text="r")
         scores = []
         for reward in (plain, later, of_the_data):
             runner = RewardRunner(reward, RealClock())
             runner.models = Models({"judge": lambda: [client]})
-            scores.append((await runner.score("p", "r", None, {"run": 7, "n": 1})).value)
+            scores.append((await runner.score(Prompt("0", (1,), "p", None, {"run": 7, "n": 1}), made)).value)
         return scores
 
     assert on(use) == [1.0, 1.0, 7.0]

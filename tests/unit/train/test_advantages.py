@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnout.core.errors import TrainError
-from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
+from turnout.core.types import ENVIRONMENT, Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.train.advantages import (
     build_samples,
@@ -171,3 +171,25 @@ def test_truncated_responses_are_masked_and_stay_in_the_baseline():
     samples = build_samples([without_truncated(group(1, trajectory(1.0), cut))], PLAIN)
     assert [s.loss_mask for s in samples] == [(1, 1), (0, 0)]
     assert samples[0].advantages == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_all_agents_of_a_group_began_with_is_computed_once_as_a_part_of_the_prompt(same):
+    """An opening that only some share stays in the responses, masked; neither is punished for its length."""
+
+    def opened(reward: float, *opening: int) -> Trajectory:
+        n = len(opening)
+        engines = Runs(((n, ENVIRONMENT), (2, "e")))
+        return Trajectory(
+            (*opening, 7, 7), (0.0,) * n + (-1.0,) * 2, (0,) * n + (1, 1), VersionSpans(((n + 2, "v"),)),
+            Finish.STOP, "", engines, 0, reward,
+        )  # fmt: skip
+
+    members = opened(1.0, 8, 9), opened(0.0, 8, 9 if same else 10)
+    settings = dataclasses.replace(PLAIN, overlong=Overlong(limit=4, buffer=1, factor=1.0))
+    first, second = build_samples([group(1, *members)], settings, lambda t: (3,) * len(t.response_ids))
+    assert [first.prompt_ids, second.prompt_ids] == [(1, 1, 8, 9) if same else (1, 1)] * 2
+    assert first.response_ids == ((7, 7) if same else (8, 9, 7, 7)) and first.reward == 1.0
+    assert first.loss_mask == ((1, 1) if same else (0, 0, 1, 1))
+    sizes = {len(getattr(first, f)) for f in ("response_ids", "logprobs", "loss_mask", "lags", "advantages")}
+    assert sizes == {2 if same else 4}

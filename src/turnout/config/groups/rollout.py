@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from turnout.config.option import PATH, Options, option
 
@@ -73,7 +73,10 @@ class RolloutOptions(Options):
         pattern=PATH,
     )
     rollout_max_turns: int = option(
-        16, "Most turns of the model in one sample of --custom-generate-function-path.", unit="turns", ge=1
+        16,
+        "Most turns of the model in one sample of --custom-generate-function-path or --custom-agent-path.",
+        unit="turns",
+        ge=1,
     )
 
 
@@ -89,6 +92,11 @@ class RewardOptions(Options):
         "called as reward(prompt, response, label, **metadata) -> float; it may be async.",
         unset="--rm-type",
         pattern=PATH,
+    )
+    trl_rewards: dict[str, Any] = option(
+        {},
+        "Reward functions written for TRL's GRPOTrainer, by their import paths, each with its weight: "
+        '{"rewards.py:accuracy": 1.0, "rewards.py:format": 0.2} (docs/guides/agents.md).',
     )
     group_rm: bool = option(
         False,
