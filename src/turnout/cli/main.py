@@ -67,7 +67,9 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("Engines", "serve a model over SGLang's HTTP API", "turnout.cli.serve:command"),
     "bench": Command("Engines", "prove that an engine keeps its promises", "turnout.cli.bench:command"),
     "model": Command(
-        "Models and weights", "fetch a pretrained model, make a tiny one", "turnout.cli.model:command"
+        "Models and weights",
+        "fetch a pretrained model, make a tiny one, upload a trained one",
+        "turnout.cli.model:command",
     ),
     "weights": Command(
         "Models and weights",

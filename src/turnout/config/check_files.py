@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
-_GENERATED = "reasoning_gym:"
+_GENERATED, _HUB = "reasoning_gym:", "hub:"
 _FORMS = (".jsonl", ".json", ".ndjson", ".parquet")
 _SLICE = re.compile(r"@\[[^\]]*\]$")
 _INPUTS = (
@@ -129,11 +129,13 @@ def is_folder(text: str) -> bool:
 
 
 def _prompt_file(flag: str, data: str) -> Iterator[Fault]:
-    if is_generated(data):
+    if is_generated(data) or data.startswith(_HUB):
         return
     path = _SLICE.sub("", data)
     if is_folder(path):
-        yield Fault(flag, data, "is a folder", "give a .jsonl or .parquet file in it")
+        if not is_file(f"{path}/state.json") and not is_file(f"{path}/dataset_dict.json"):
+            remedy = "give a .jsonl or .parquet file in it, or hub:FOLDER for what datasets reads"
+            yield Fault(flag, data, "is a folder, and no data set of save_to_disk", remedy)
     elif not exists(path):
         yield Fault(flag, data, "no such file", "give a .jsonl or .parquet file, or `reasoning_gym:TASK`")
     elif not path.endswith(_FORMS):

@@ -34,6 +34,7 @@ from turnout.rollout.conversation import (
     token_ids,
     tools,
 )
+from turnout.rollout.datasets import is_hub, saved_files
 from turnout.rollout.rows import BadRow, Row, read_rows, refuse, split_path
 from turnout.rollout.tokenizer import TokenizerLike
 
@@ -45,9 +46,10 @@ _TEMPLATE_REMEDY = "set --apply-chat-template, or give a text"
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which prompts to load and how. `path` is a .jsonl or .parquet file or `reasoning_gym:TASK[:{options}]`,
-    each with `@[a:b]` for a slice of rows. `max_prompt_tokens` None is no limit. `columns`: all that a row has goes
-    into its prompt's metadata. `agent`: the context is an agent's to write, and a prompt is only how it begins."""
+    """Which prompts to load and how. `path` is a .jsonl or .parquet file, a data set (turnout.rollout.datasets) or
+    `reasoning_gym:TASK[:{options}]`, each with `@[a:b]` for a slice of rows. `max_prompt_tokens` None is no limit.
+    `columns`: all that a row has goes into its prompt's metadata. `agent`: the context is an agent's to write, and
+    a prompt is only how it begins."""
 
     path: str
     input_key: str = "input"
@@ -124,10 +126,15 @@ def fingerprint(spec: DataSpec, prompts: list[Prompt]) -> Fingerprint:
         line = [prompt.prompt_id, prompt.token_ids, prompt.label, prompt.metadata]
         total.update(json.dumps(line, sort_keys=True).encode() + b"\n")
     name, part = split_path(spec.path)
-    size = 0 if tasks.is_task(spec.path) else Path(name).expanduser().stat().st_size
+    size = 0 if tasks.is_task(spec.path) or is_hub(name) else sum(f.stat().st_size for f in _files(name))
     settings = {key: value for key, value in asdict(spec).items() if key != "path"}
     settings["slice"] = [part.start, part.stop]
     return Fingerprint(size, len(prompts), total.hexdigest(), settings)
+
+
+def _files(name: str) -> list[Path]:
+    path = Path(name).expanduser()
+    return saved_files(path) if path.is_dir() else [path]
 
 
 def prompt_of(row: Row, spec: DataSpec, tokenizer: TokenizerLike) -> Prompt:

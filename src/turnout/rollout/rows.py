@@ -1,4 +1,5 @@
-"""Rows of a prompt file, JSONL or Parquet, each with its place for error messages.
+"""Rows of a prompt file, JSONL or Parquet, or of a data set (turnout.rollout.datasets), each with its place for
+error messages.
 
 Promises: a JSONL file is split on the line feed only (a carriage return before it is dropped; U+2028, U+2029
 and U+0085 are ordinary characters); a byte order mark is skipped, blank lines are no rows, a last line needs
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from turnout.core.errors import DataError, Fault
+from turnout.rollout.datasets import hub_table, is_hub, saved_table
 
 SHOWN_CHARACTERS = 80
 SHOWN_FAULTS = 20
@@ -66,7 +68,11 @@ def split_path(text: str) -> tuple[str, slice]:
 def read_rows(text: str, columns: tuple[str, ...] | None) -> tuple[list[Row], list[BadRow]]:
     """The rows of `path` or `path@[a:b]`. Only `columns` are read of a Parquet file (None: all)."""
     name, wanted = split_path(text)
+    if is_hub(name):
+        return _picked(name, hub_table(name, columns), wanted)
     path = Path(name).expanduser()
+    if path.is_dir():
+        return _picked(str(path), saved_table(path, columns), wanted)
     if not path.is_file():
         raise DataError(Fault("prompt data", str(path), "no such file", "give a .jsonl or .parquet file"))
     if path.suffix in (".jsonl", ".json", ".ndjson"):
@@ -151,8 +157,13 @@ def _read_parquet(
         table = file.read(columns=present)
     except (pa.ArrowException, OSError) as fault:
         raise DataError(Fault("prompt data", str(path), f"is no readable Parquet file: {fault}")) from fault
+    return _picked(str(path), table, wanted)
+
+
+def _picked(where: str, table: Any, wanted: slice) -> tuple[list[Row], list[BadRow]]:
+    """The rows of an Arrow table that are wanted."""
     if table.num_rows == 0:
-        raise DataError(Fault("prompt data", str(path), "the file holds no row", "give a file with rows"))
+        raise DataError(Fault("prompt data", where, "the file holds no row", "give a file with rows"))
     picked = range(*wanted.indices(table.num_rows))
     rows = table.slice(picked.start, len(picked)).to_pylist()
-    return [Row(i, f"{path}:{i + 1}", shown(repr(v)), v) for i, v in zip(picked, rows)], []
+    return [Row(i, f"{where}:{i + 1}", shown(repr(v)), v) for i, v in zip(picked, rows)], []

@@ -424,7 +424,7 @@ REFUSED = [
     (["--prompt-data", "s3://x/y.jsonl"], "--prompt-data", "no such file"),
     (["--prompt-data", "x" * 5000], "--prompt-data", "no such file"),
     (["--hf-checkpoint", "~nobody-of-this-name/x"], "--hf-checkpoint", "no such folder"),
-    (["--prompt-data", "model"], "--prompt-data", "is a folder"),
+    (["--prompt-data", "model"], "--prompt-data", "is a folder, and no data set of save_to_disk"),
     (["--prompt-data", "quick.yaml"], "--prompt-data", "files of this kind"),
     (["--eval-prompt-data", "none.jsonl"], "--eval-prompt-data", "no such file"),
     (["--save", "out", "--save-hf", "./x/../out/"], "--save-hf", "the same place as --save"),
