@@ -38,6 +38,11 @@ test: check
 test-sglang: $(VENV)/installed
 	TURNOUT_TEST_SGLANG=1 $(if $(TORCH_INDEX),TORCH_INDEX=$(TORCH_INDEX)) $(BIN)/pytest tests/sglang $(ARGS)
 
+# a run on an environment of the real verifiers; makes an environment of 600 MB on first use
+.PHONY: test-verifiers
+test-verifiers: $(VENV)/installed
+	TURNOUT_TEST_VERIFIERS=1 $(BIN)/pytest tests/verifiers $(ARGS)
+
 # long proofs that `make test` has no time for
 soak: $(VENV)/installed
 	$(BIN)/python -m tests.engine_bugs --schedules 10000 --json benchmarks/results/schedules.json

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
-FLAG = "--custom-agent-path"
-
 
 def one_maker_of_samples(c: RunConfig) -> Iterator[Fault]:
-    if c.custom_agent_path is not None and c.custom_generate_function_path is not None:
-        reason = "two makers of samples: --custom-generate-function-path is given as well"
-        yield Fault(FLAG, c.custom_agent_path, reason, "leave one of the two out")
+    if c.agent is not None and c.custom_generate_function_path is not None:
+        reason = f"two makers of samples: {c.agent} is one as well"
+        yield Fault(
+            "--custom-generate-function-path", c.custom_generate_function_path, reason, "leave it out"
+        )
 
 
 def agents_context_is_bounded(c: RunConfig) -> Iterator[Fault]:
-    if c.custom_agent_path is not None and c.rollout_max_context_len is None:
-        reason = "an agent writes its own context, and the trainer must hold the longest"
-        yield Fault(FLAG, c.custom_agent_path, reason, "give --rollout-max-context-len")
+    if c.agent is not None and c.rollout_max_context_len is None:
+        reason = f"the agent {c.agent} writes its own context, and the trainer must hold the longest"
+        yield Fault("--rollout-max-context-len", "", reason, "give it")
 
 
 def one_kind_of_reward(c: RunConfig) -> Iterator[Fault]:

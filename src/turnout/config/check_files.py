@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
-_GENERATED, _HUB = "reasoning_gym:", "hub:"
+_GENERATED, _HUB = ("reasoning_gym:", "verifiers:"), "hub:"
 _FORMS = (".jsonl", ".json", ".ndjson", ".parquet")
 _SLICE = re.compile(r"@\[[^\]]*\]$")
 _INPUTS = (
@@ -26,7 +26,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 
 
 def is_generated(data: str) -> bool:
-    """Whether prompt data is made by a program (`reasoning_gym:TASK`) instead of read from a file."""
+    """Whether prompt data is made by a program instead of read from a file."""
     return data.startswith(_GENERATED)
 
 

@@ -54,7 +54,7 @@ def fine_tuning_samples_nothing(c: RunConfig) -> Iterator[Fault]:
             )
             remedy = "give 1" if name == "n_samples_per_prompt" else "leave it out"
             yield Fault(specs()[name].flag, str(value), reason, remedy)
-    if c.prompt_data.startswith("reasoning_gym:"):
+    if c.prompt_data.startswith(("reasoning_gym:", "verifiers:")):
         yield Fault("--prompt-data", c.prompt_data, "is a task, which shows no answers", "give a file")
 
 

@@ -131,11 +131,18 @@ class RunConfig(
             return self.rm_type or self.custom_rm_path or ""
         if self.trl_rewards:
             return "trl"
-        if self.custom_agent_path is not None:
+        if self.agent is not None:
             return "agent"
         if self.use_opd or self.fine_tunes:
             return "none"
         return "reasoning_gym" if self.prompt_data.startswith("reasoning_gym:") else ""
+
+    @property
+    def agent(self) -> str | None:
+        """The agent that makes samples; tasks of verifiers bring theirs."""
+        if self.custom_agent_path is None and self.prompt_data.startswith("verifiers:"):
+            return "turnout.rollout.verifiers_env:agent"
+        return self.custom_agent_path
 
     @property
     def min_group(self) -> int:

@@ -65,25 +65,16 @@ def hub_table(text: str, columns: tuple[str, ...] | None) -> Any:
     """All rows of `hub:NAME[:{options}]`, as `saved_table`."""
     name, options = _parts(text)
     try:
-        import datasets  # noqa: PLC0415
+        from datasets import load_dataset  # noqa: PLC0415
+        from datasets.exceptions import DatasetsError  # noqa: PLC0415
     except ImportError:
         reason, remedy = "datasets is not installed", "pip install datasets"
         raise ConfigError(Fault(WHAT, text, reason, remedy)) from None
     try:
-        found = datasets.load_dataset(name, **{"split": "train", **options})
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        ImportError,
-        datasets.exceptions.DatasetsError,
-    ) as fault:
-        _refuse(
-            text,
-            f"datasets cannot load it: {type(fault).__name__}: {fault}",
-            "check name, options and network",
-        )
+        found: Any = load_dataset(name, **{"split": "train", **options})
+    except (OSError, ValueError, TypeError, KeyError, ImportError, DatasetsError) as fault:
+        reason = f"datasets cannot load it: {type(fault).__name__}: {fault}"
+        _refuse(text, reason, "check name, options and network")
     return _of(found.with_format("arrow")[:], columns)
 
 

@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 from turnout.core.errors import ConfigError, DataError, Fault
+from turnout.rollout import verifiers_env
 from turnout.rollout.rows import Row, shown, split_path
 
 PREFIX = "reasoning_gym:"
@@ -25,11 +26,14 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def is_task(path: str) -> bool:
-    return path.startswith(PREFIX)
+    """Whether a program makes the prompts."""
+    return path.startswith(PREFIX) or verifiers_env.is_verifiers(path)
 
 
 def task_rows(path: str) -> list[Row]:
     """The items of a task (or of a slice of it), as rows with the keys prompt, label and metadata."""
+    if verifiers_env.is_verifiers(path):
+        return verifiers_env.task_rows(path)
     text, wanted = split_path(path)
     name, options = _parts(text)
     dataset = _dataset(name, options)

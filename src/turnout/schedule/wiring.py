@@ -194,7 +194,7 @@ def samples(config: RunConfig, sampler: Sampler, tokenizer: TokenizerLike) -> Sa
 
 def agent_function(config: RunConfig) -> Agent | None:
     """The run's agent; raises ConfigError for one that cannot be loaded."""
-    return None if config.custom_agent_path is None else load_agent(config.custom_agent_path)
+    return None if config.agent is None else load_agent(config.agent)
 
 
 def generate_function(config: RunConfig) -> Generate | None:
@@ -331,8 +331,8 @@ def data(config: RunConfig, path: str, keys: tuple[str, str | None]) -> DataSpec
         apply_chat_template=config.apply_chat_template,
         chat_template_kwargs=config.apply_chat_template_kwargs,
         max_prompt_tokens=config.prompt_limit,
-        columns=bool(config.trl_rewards) or config.custom_agent_path is not None,
-        agent=config.custom_agent_path is not None,
+        columns=bool(config.trl_rewards) or config.agent is not None,
+        agent=config.agent is not None,
     )
 
 

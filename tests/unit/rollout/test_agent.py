@@ -358,7 +358,7 @@ def test_nobody_else_finds_the_endpoint_and_it_ends_with_its_sample() -> None:
 
 
 def test_turns_of_one_sample_have_one_routing_key() -> None:
-    """By which a router keeps them on one engine: tests/unit/serving/test_router_client.py."""
+    """By which a router keeps them on one engine: tests/process/test_router_list.py."""
 
     async def use(world: World) -> None:
         keys: list[str] = []

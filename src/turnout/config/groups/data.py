@@ -13,7 +13,8 @@ class DataOptions(Options):
     prompt_data: str = option(
         ...,
         "Prompts to train on: a .jsonl or .parquet file, a folder of datasets' save_to_disk, `hub:NAME` for a data "
-        "set that datasets finds (docs/guides/data-and-rewards.md), or `reasoning_gym:TASK` for a generated task; "
+        "set that datasets finds (docs/guides/data-and-rewards.md), `reasoning_gym:TASK` for a generated task, or "
+        "`verifiers:TASKSET` for an environment of verifiers (docs/guides/agents.md); "
         "`@[a:b]` at the end takes a slice of the rows.",
         pattern=PATH,
     )
