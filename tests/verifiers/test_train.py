@@ -54,6 +54,7 @@ def test_an_environment_trains(python: Path, tmp_path: Path) -> None:
         *("--hf-checkpoint", "tiny:llama", "--prompt-data", data, "--num-rollout", "2", "--lr", "1e-3"),
         *("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "24"),
         *("--rollout-max-context-len", "512", "--run-dir", str(run), "--rollout-timeout-s", "1200"),
+        *("--engine-start-timeout-s", "600"),
     ]
     paths = os.pathsep.join([str(ROOT / "src"), str(HERE)])
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
