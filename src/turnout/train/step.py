@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,8 +33,9 @@ from turnout.train.gae import terminal_rewards
 from turnout.train.losses.inputs import LossInputs, TokenSums
 from turnout.train.losses.table import loss_of
 from turnout.train.losses.weights import token_weights
-from turnout.train.model import CausalModel, DeviceRows
+from turnout.train.model import DTYPES, CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch
+from turnout.train.products import products
 from turnout.train.reward_kl import reward_costs, with_costs
 from turnout.train.rows import Rows, gather_tokens, rows_of, scatter_tokens, shapes_of
 from turnout.train.settings import TrainerSettings
@@ -106,11 +108,18 @@ class TrainStep:
         self._before: tuple[int, int, int, int] | None = None  # the tallies before the train step under way
         self._low_ess_in_a_row = 0
 
+    def _products(self) -> AbstractContextManager[object]:
+        return products(self._model.device, DTYPES[self.settings.dtype])
+
     @property
     def steps_done(self) -> int:
         return self._steps_done
 
     def train(self, batch: TrainBatch) -> StepReport:
+        with self._products():
+            return self._train(batch)
+
+    def _train(self, batch: TrainBatch) -> StepReport:
         started, self._before = self._now(), self._tallies
         samples = [s for s in batch.samples if any(s.loss_mask)]
         tally = Tally()
@@ -276,7 +285,8 @@ class TrainStep:
         )
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Floats]:
-        return self._logprobs_of(self._model, samples)
+        with self._products():
+            return self._logprobs_of(self._model, samples)
 
     @torch.no_grad()
     def _logprobs_of(self, model: CausalModel, samples: Sequence[TrainSample]) -> list[Floats]:
