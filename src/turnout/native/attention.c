@@ -7,59 +7,63 @@
  *
  * Layout. Pages hold PAGE = 16 tokens. Keys lie as [page][kv_head][head_dim][PAGE], so that one vector holds
  * one dimension of 16 keys and scores need no horizontal sums; values as [page][kv_head][PAGE][padded_dim],
- * padded_dim being head_dim rounded up to 16. Query heads that share a key head, and up to 8 / group rows of
- * one sequence, are walked together over the same keys.
+ * padded_dim being head_dim rounded up to 16. Query heads that share a key head, and up to
+ * MAX_QUERIES / group rows of one sequence, are walked together over the same keys.
  */
 #include "attention.h"
 #include "vectors.h"
 #include <stdlib.h>
 
 #define PAGE 16
+#ifdef __AVX512F__
 #define MAX_QUERIES 8
+#else
+#define MAX_QUERIES 4 /* as many as there are registers for */
+#endif
+#define WIDE (2 * LANES)
 
-/* Scores of n queries with the 16 keys of one page. */
-INLINE void page_scores(int n, int bf16, const float *query, int64_t dim, const void *keys, int64_t at, v16 *out) {
-    v16 even[MAX_QUERIES], odd[MAX_QUERIES];
-    for (int q = 0; q < n; q++) even[q] = odd[q] = (v16){0};
-    for (int64_t d = 0; d < dim; d += 2) {
-        v16 k0 = load16(keys, at + d * PAGE, bf16), k1 = load16(keys, at + (d + 1) * PAGE, bf16);
-        for (int q = 0; q < n; q++) {
-            even[q] += k0 * query[q * dim + d];
-            odd[q] += k1 * query[q * dim + d + 1];
+/* Scores of n queries with the 16 keys of one page, query q's from out + q * stride on. */
+INLINE void page_scores(int n, int bf16, const float *query, int64_t dim, const void *keys, int64_t at, float *out,
+                        int64_t stride) {
+    for (int part = 0; part < PAGE; part += LANES) {
+        vec even[MAX_QUERIES], odd[MAX_QUERIES];
+        for (int q = 0; q < n; q++) even[q] = odd[q] = (vec){0};
+        for (int64_t d = 0; d < dim; d += 2) {
+            vec k0 = load_vec(keys, at + d * PAGE + part, bf16), k1 = load_vec(keys, at + (d + 1) * PAGE + part, bf16);
+            for (int q = 0; q < n; q++) {
+                even[q] += k0 * query[q * dim + d];
+                odd[q] += k1 * query[q * dim + d + 1];
+            }
         }
+        for (int q = 0; q < n; q++) *(vecu *)(out + q * stride + part) = even[q] + odd[q];
     }
-    for (int q = 0; q < n; q++) out[q] = even[q] + odd[q];
 }
 
 /* Turns scores[0..length) into exp(score - max), zero up to the next page's end; returns 1 / sum. */
 static float softmax_weights(float *scores, int64_t length) {
-    int64_t pages = (length + PAGE - 1) / PAGE;
-    i16v lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    i16v live = lane < (int32_t)(length - (pages - 1) * PAGE);
-    v16 *s = (v16 *)scores;
-    s[pages - 1] = (v16)(((i16v)s[pages - 1] & live) | ((i16v)splat(-3.0e38f) & ~live));
-    v16 high = s[0];
-    for (int64_t i = 1; i < pages; i++) {
-        i16v more = s[i] > high;
-        high = (v16)(((i16v)s[i] & more) | ((i16v)high & ~more));
+    int64_t end = (length + PAGE - 1) / PAGE * PAGE;
+    for (int64_t i = length; i < end; i++) scores[i] = -3.0e38f;
+    vec *s = (vec *)scores, high = s[0], sums = {0};
+    for (int64_t i = 1; i < end / LANES; i++) {
+        ivec more = s[i] > high;
+        high = (vec)(((ivec)s[i] & more) | ((ivec)high & ~more));
     }
     float top = high[0];
-    for (int i = 1; i < PAGE; i++) top = high[i] > top ? high[i] : top;
-    v16 sums = {0};
-    for (int64_t i = 0; i < pages; i++) {
-        s[i] = exp16(s[i] - top);
+    for (int i = 1; i < LANES; i++) top = high[i] > top ? high[i] : top;
+    for (int64_t i = 0; i < end / LANES; i++) {
+        s[i] = exp_vec(s[i] - top);
         sums += s[i];
     }
     float total = 0.0f;
-    for (int i = 0; i < PAGE; i++) total += sums[i];
+    for (int i = 0; i < LANES; i++) total += sums[i];
     return 1.0f / total;
 }
 
 /* acc[q] += weight[q][j] * value[j] for tokens [from, to) of one page, in the order of j. */
 INLINE void page_values(int n, int bf16, const float *weights, int64_t stride, const void *values, int64_t at,
-                        int64_t padded, int from, int to, v16 *low, v16 *high, int wide) {
+                        int64_t padded, int from, int to, vec *low, vec *high, int wide) {
     for (int j = from; j < to; j++) {
-        v16 v0 = load16(values, at + j * padded, bf16), v1 = wide ? load16(values, at + j * padded + 16, bf16) : v0;
+        vec v0 = load_vec(values, at + j * padded, bf16), v1 = wide ? load_vec(values, at + j * padded + LANES, bf16) : v0;
         for (int q = 0; q < n; q++) {
             low[q] += v0 * weights[q * stride + j];
             if (wide) high[q] += v1 * weights[q * stride + j];
@@ -67,14 +71,14 @@ INLINE void page_values(int n, int bf16, const float *weights, int64_t stride, c
     }
 }
 
-/* Weighted sums over the values for dimensions [d, d + 16) or, wide, [d, d + 32). `shared` tokens are seen by
+/* Weighted sums over the values for dimensions [d, d + LANES) or, wide, [d, d + WIDE). `shared` tokens are seen by
  * all n queries; what a later row sees beyond them is added one query at a time, in the same order. */
 INLINE void sum_values(int n, int bf16, const turnout_attention *a, const int32_t *pages, const float *weights,
                        int64_t stride, const int64_t *length, int64_t head, int64_t d, int wide, float *out) {
     int64_t padded = (a->head_dim + 15) / 16 * 16, page_size = PAGE * padded;
     int64_t shared = length[0];
-    v16 low[MAX_QUERIES], high[MAX_QUERIES];
-    for (int q = 0; q < n; q++) low[q] = high[q] = (v16){0};
+    vec low[MAX_QUERIES], high[MAX_QUERIES];
+    for (int q = 0; q < n; q++) low[q] = high[q] = (vec){0};
     for (int64_t page = 0; page * PAGE < shared; page++) {
         int64_t at = (pages[page] * a->kv_heads + head) * page_size + d, left = shared - page * PAGE;
         page_values(n, bf16, weights + page * PAGE, stride, a->value_pages, at, padded, 0,
@@ -83,11 +87,11 @@ INLINE void sum_values(int n, int bf16, const turnout_attention *a, const int32_
     for (int q = 0; q < n; q++) {
         for (int64_t j = shared; j < length[q]; j++) {
             int64_t at = (pages[j / PAGE] * a->kv_heads + head) * page_size + (j % PAGE) * padded + d;
-            low[q] += load16(a->value_pages, at, bf16) * weights[q * stride + j];
-            if (wide) high[q] += load16(a->value_pages, at + 16, bf16) * weights[q * stride + j];
+            low[q] += load_vec(a->value_pages, at, bf16) * weights[q * stride + j];
+            if (wide) high[q] += load_vec(a->value_pages, at + LANES, bf16) * weights[q * stride + j];
         }
-        *(v16u *)(out + q * padded + d) = low[q];
-        if (wide) *(v16u *)(out + q * padded + d + 16) = high[q];
+        *(vecu *)(out + q * padded + d) = low[q];
+        if (wide) *(vecu *)(out + q * padded + d + LANES) = high[q];
     }
 }
 
@@ -104,27 +108,26 @@ INLINE void walk(int n, int bf16, const turnout_attention *a, block_t block, int
         int64_t from = row * a->query_row + (first_query + q % per_row) * a->query_head;
         length[q] = a->position[row] + 1;
         int64_t d = 0;
-        for (; d + 16 <= dim; d += 16) *(v16u *)(query + q * dim + d) = load16(a->query, from + d, bf16) * a->scale;
+        for (; d + LANES <= dim; d += LANES) *(vecu *)(query + q * dim + d) = load_vec(a->query, from + d, bf16) * a->scale;
         for (; d < dim; d++)
             query[q * dim + d] = a->scale * (bf16 ? bf16_to_float(((const uint16_t *)a->query)[from + d])
                                                   : ((const float *)a->query)[from + d]);
     }
     for (int64_t page = 0; page * PAGE < longest; page++) {
-        v16 scores[MAX_QUERIES];
-        page_scores(n, bf16, query, dim, a->key_pages, (pages[page] * a->kv_heads + head) * dim * PAGE, scores);
-        for (int q = 0; q < n; q++) *(v16 *)(weights + q * stride + page * PAGE) = scores[q];
+        int64_t keys = (pages[page] * a->kv_heads + head) * dim * PAGE;
+        page_scores(n, bf16, query, dim, a->key_pages, keys, weights + page * PAGE, stride);
     }
     float inverse[MAX_QUERIES];
     for (int q = 0; q < n; q++) inverse[q] = softmax_weights(weights + q * stride, length[q]);
     int64_t d = 0;
-    for (; d + 32 <= padded; d += 32)
+    for (; d + WIDE <= padded; d += WIDE)
         sum_values(n, bf16, a, pages, weights, stride, length, head, d, 1, out);
     if (d < padded) sum_values(n, bf16, a, pages, weights, stride, length, head, d, 0, out);
     for (int q = 0; q < n; q++) {
         int64_t to = (block.first_row + q / per_row) * out_row + (first_query + q % per_row) * dim;
-        for (d = 0; bf16 && d + 16 <= dim; d += 16)
-            store_bf16((uint16_t *)a->out + to + d, *(const v16u *)(out + q * padded + d) * inverse[q]);
-        for (d = bf16 ? dim / 16 * 16 : 0; d < dim; d++) {
+        for (d = 0; bf16 && d + LANES <= dim; d += LANES)
+            store_bf16((uint16_t *)a->out + to + d, *(const vecu *)(out + q * padded + d) * inverse[q]);
+        for (d = bf16 ? dim / LANES * LANES : 0; d < dim; d++) {
             float x = out[q * padded + d] * inverse[q];
             if (bf16) ((uint16_t *)a->out)[to + d] = float_to_bf16(x);
             else ((float *)a->out)[to + d] = x;
@@ -138,7 +141,10 @@ INLINE void walk(int n, int bf16, const turnout_attention *a, block_t block, int
 static void walk_any(const turnout_attention *a, block_t block, int64_t head, int64_t first_query,
                      int64_t per_row, float *scratch) {
     switch (block.rows * per_row) {
-        CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8);
+        CASE(1); CASE(2); CASE(3); CASE(4);
+#if MAX_QUERIES > 4
+        CASE(5); CASE(6); CASE(7); CASE(8);
+#endif
     }
 }
 

@@ -51,9 +51,9 @@ static void take_float(const product_t *p, const float *sums, int64_t first, int
     for (int64_t r = 0; r < count; r++) {
         float *to = (float *)p->out + (first + r) * p->out_stride + at;
         int64_t c = 0;
-        for (; c + 16 <= n; c += 16) {
-            v16 sum = *(const v16u *)(sums + r * 32 + c);
-            *(v16u *)(to + c) = p->bias ? sum + load16(p->bias, at + c, 1) : sum;
+        for (; c + LANES <= n; c += LANES) {
+            vec sum = *(const vecu *)(sums + r * 32 + c);
+            *(vecu *)(to + c) = p->bias ? sum + load_vec(p->bias, at + c, 1) : sum;
         }
         for (; c < n; c++) to[c] = sums[r * 32 + c] + (p->bias ? bf16_to_float(p->bias[at + c]) : 0.0f);
     }
@@ -64,7 +64,7 @@ static void take_residual(const product_t *p, const float *sums, int64_t first, 
     for (int64_t r = 0; r < count; r++) {
         float *to = (float *)p->out + (first + r) * p->out_stride + at;
         int64_t c = 0;
-        for (; c + 16 <= n; c += 16) *(v16u *)(to + c) += *(const v16u *)(sums + r * 32 + c);
+        for (; c + LANES <= n; c += LANES) *(vecu *)(to + c) += *(const vecu *)(sums + r * 32 + c);
         for (; c < n; c++) to[c] += sums[r * 32 + c];
     }
 }
@@ -73,49 +73,52 @@ static void take_residual(const product_t *p, const float *sums, int64_t first, 
 static void take_gate(const product_t *p, const float *sums, int64_t first, int64_t count, int64_t block, int64_t columns) {
     (void)columns;
     for (int64_t r = 0; r < count; r++) {
-        v16 gate = *(const v16u *)(sums + r * 32), up = *(const v16u *)(sums + r * 32 + 16);
-        i16v low = gate < splat(-87.0f);
-        v16 safe = (v16)(((i16v)gate & ~low) | ((i16v)splat(-87.0f) & low));
-        /* exp16 wants x <= 0: silu(x) = x / (1 + e^-x) = x e^x / (1 + e^x) where x < 0 */
-        i16v negative = safe < splat(0.0f);
-        v16 magnitude = (v16)((i16v)safe & 0x7fffffff);
-        v16 e = exp16(-magnitude);
-        v16 top = (v16)(((i16v)e & negative) | ((i16v)splat(1.0f) & ~negative));
-        store_bf16((uint16_t *)p->out + (first + r) * p->out_stride + block / 2 * TILE, gate * top / (e + 1.0f) * up);
+        uint16_t *to = (uint16_t *)p->out + (first + r) * p->out_stride + block / 2 * TILE;
+        for (int64_t c = 0; c < TILE; c += LANES) {
+            vec gate = *(const vecu *)(sums + r * 32 + c), up = *(const vecu *)(sums + r * 32 + TILE + c);
+            ivec low = gate < splat(-87.0f);
+            vec safe = (vec)(((ivec)gate & ~low) | ((ivec)splat(-87.0f) & low));
+            /* exp_vec wants x <= 0: silu(x) = x / (1 + e^-x) = x e^x / (1 + e^x) where x < 0 */
+            ivec negative = safe < splat(0.0f);
+            vec magnitude = (vec)((ivec)safe & 0x7fffffff);
+            vec e = exp_vec(-magnitude);
+            vec top = (vec)(((ivec)e & negative) | ((ivec)splat(1.0f) & ~negative));
+            store_bf16(to + c, gate * top / (e + 1.0f) * up);
+        }
     }
 }
 
 /* ---- parts of a row ---- */
 
 static void rms_norm(const float *x, const uint16_t *weight, uint16_t *out, int64_t n, float eps) {
-    v16 squares = {0};
+    vec squares = {0};
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        v16 v = *(const v16u *)(x + i);
+    for (; i + LANES <= n; i += LANES) {
+        vec v = *(const vecu *)(x + i);
         squares += v * v;
     }
     float sum = 0.0f;
-    for (int l = 0; l < 16; l++) sum += squares[l];
+    for (int l = 0; l < LANES; l++) sum += squares[l];
     for (int64_t j = i; j < n; j++) sum += x[j] * x[j];
     float scale = 1.0f / sqrtf(sum / (float)n + eps);
-    for (i = 0; i + 16 <= n; i += 16) store_bf16(out + i, *(const v16u *)(x + i) * scale * load16(weight, i, 1));
+    for (i = 0; i + LANES <= n; i += LANES) store_bf16(out + i, *(const vecu *)(x + i) * scale * load_vec(weight, i, 1));
     for (; i < n; i++) out[i] = float_to_bf16(x[i] * scale * bf16_to_float(weight[i]));
 }
 
 /* Norm where there is one, rotation, rounding: one head of queries or keys. dim is a multiple of 16. */
 static void turn_head(float *x, const uint16_t *norm, const float *rotary, uint16_t *out, int64_t dim, float eps) {
     if (norm) {
-        v16 squares = {0};
-        for (int64_t i = 0; i < dim; i += 16) squares += *(const v16u *)(x + i) * *(const v16u *)(x + i);
+        vec squares = {0};
+        for (int64_t i = 0; i < dim; i += LANES) squares += *(const vecu *)(x + i) * *(const vecu *)(x + i);
         float sum = 0.0f;
-        for (int l = 0; l < 16; l++) sum += squares[l];
+        for (int l = 0; l < LANES; l++) sum += squares[l];
         float scale = 1.0f / sqrtf(sum / (float)dim + eps);
-        for (int64_t i = 0; i < dim; i += 16) *(v16u *)(x + i) = *(const v16u *)(x + i) * scale * load16(norm, i, 1);
+        for (int64_t i = 0; i < dim; i += LANES) *(vecu *)(x + i) = *(const vecu *)(x + i) * scale * load_vec(norm, i, 1);
     }
     int64_t half = dim / 2, i = 0;
-    for (; i + 16 <= half; i += 16) {
-        v16 a = *(const v16u *)(x + i), b = *(const v16u *)(x + i + half);
-        v16 c = *(const v16u *)(rotary + i), s = *(const v16u *)(rotary + half + i);
+    for (; i + LANES <= half; i += LANES) {
+        vec a = *(const vecu *)(x + i), b = *(const vecu *)(x + i + half);
+        vec c = *(const vecu *)(rotary + i), s = *(const vecu *)(rotary + half + i);
         store_bf16(out + i, a * c - b * s);
         store_bf16(out + i + half, b * c + a * s);
     }
@@ -142,7 +145,7 @@ static void turn_row(const turnout_llama *m, const turnout_layer *layer, const t
     const float *rotary = m->rotary + (int64_t)s->position[row] * dim;
     for (int64_t h = 0; h < m->heads + m->kv_heads; h++)
         turn_head(from + h * dim, h < m->heads ? layer->query_norm : layer->key_norm, rotary, to + h * dim, dim, m->eps);
-    for (int64_t i = (m->heads + m->kv_heads) * dim; i < width; i += 16) store_bf16(to + i, *(const v16u *)(from + i));
+    for (int64_t i = (m->heads + m->kv_heads) * dim; i < width; i += LANES) store_bf16(to + i, *(const vecu *)(from + i));
 }
 
 /* ---- the step ---- */

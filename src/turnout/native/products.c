@@ -128,26 +128,57 @@ static void plain(const uint16_t *x, int64_t stride, const uint16_t *b0, const u
 }
 #endif
 
-/* Any processor: n rows against one block, even and odd inputs in sums of their own. */
+#ifdef __AVX512F__
+#define STRIP_ROWS 8
+
+/* n rows against one block, even and odd inputs in sums of their own. */
 INLINE void vector_rows(int n, const uint16_t *x, int64_t stride, const uint16_t *block, int64_t depth, float *sums) {
-    v16 even[8], odd[8];
-    for (int r = 0; r < n; r++) even[r] = odd[r] = (v16){0};
+    vec even[8], odd[8];
+    for (int r = 0; r < n; r++) even[r] = odd[r] = (vec){0};
     for (int64_t pair = 0; pair < depth * (DEPTH / 2); pair++) {
-        u16v both = *(const u16v *)(const void *)(block + pair * TILE * 2);
-        v16 low = (v16)(both << 16), high = (v16)(both & 0xffff0000u);
+        uvec both = *(const uvec *)(const void *)(block + pair * TILE * 2);
+        vec low = (vec)(both << 16), high = (vec)(both & 0xffff0000u);
         for (int r = 0; r < n; r++) {
             const uint16_t *at = x + r * stride + pair * 2;
             even[r] += low * bf16_to_float(at[0]);
             odd[r] += high * bf16_to_float(at[1]);
         }
     }
-    for (int r = 0; r < n; r++) *(v16u *)(sums + r * 32) = even[r] + odd[r];
+    for (int r = 0; r < n; r++) *(vecu *)(sums + r * 32) = even[r] + odd[r];
 }
+#else
+/* The same with few enough registers: one sum for both; a pair of inputs comes as one word to all lanes, which are
+   then its even or its odd half. */
+#define PARTS (TILE / LANES)
+#define STRIP_ROWS 4
+
+INLINE void vector_rows(int n, const uint16_t *x, int64_t stride, const uint16_t *block, int64_t depth, float *sums) {
+    vec sum[STRIP_ROWS][PARTS];
+    for (int r = 0; r < n; r++)
+        for (int p = 0; p < PARTS; p++) sum[r][p] = (vec){0};
+    for (int64_t pair = 0; pair < depth * (DEPTH / 2); pair++) {
+        const uvec *both = (const uvec *)(const void *)(block + pair * TILE * 2);
+        vec low[PARTS], high[PARTS];
+        for (int p = 0; p < PARTS; p++) low[p] = (vec)(both[p] << 16), high[p] = (vec)(both[p] & 0xffff0000u);
+        for (int r = 0; r < n; r++) {
+            uint32_t inputs;
+            memcpy(&inputs, x + r * stride + pair * 2, 4);
+            uvec two = (uvec){0} + inputs;
+            vec even = (vec)(two << 16), odd = (vec)(two & 0xffff0000u);
+            for (int p = 0; p < PARTS; p++) sum[r][p] += low[p] * even;
+            for (int p = 0; p < PARTS; p++) sum[r][p] += high[p] * odd;
+        }
+    }
+    for (int r = 0; r < n; r++)
+        for (int p = 0; p < PARTS; p++) *(vecu *)(sums + r * 32 + p * LANES) = sum[r][p];
+}
+#endif
 
 static void vector_strip(const uint16_t *x, int64_t rows, int64_t stride, const uint16_t *block, int64_t depth, float *sums) {
     int64_t r = 0;
-    for (; r + 8 <= rows; r += 8) vector_rows(8, x + r * stride, stride, block, depth, sums + r * 32);
-    for (; r + 4 <= rows; r += 4) vector_rows(4, x + r * stride, stride, block, depth, sums + r * 32);
+    for (; r + STRIP_ROWS <= rows; r += STRIP_ROWS)
+        vector_rows(STRIP_ROWS, x + r * stride, stride, block, depth, sums + r * 32);
+    for (; r + 2 <= rows; r += 2) vector_rows(2, x + r * stride, stride, block, depth, sums + r * 32);
     for (; r < rows; r++) vector_rows(1, x + r * stride, stride, block, depth, sums + r * 32);
 }
 

@@ -17,28 +17,28 @@ typedef struct {
     float temperature, top;
 } row_t;
 
-/* 16 scaled logits from `at` on; beyond the vocabulary -3e38, whose weight is 0. */
-INLINE v16 scaled16(const row_t *row, int64_t at) {
-    v16 x;
-    if (at + 16 <= row->vocabulary) {
-        x = *(const v16u *)(row->logits + at);
+/* LANES scaled logits from `at` on; beyond the vocabulary -3e38, whose weight is 0. */
+INLINE vec scaled(const row_t *row, int64_t at) {
+    vec x;
+    if (at + LANES <= row->vocabulary) {
+        x = *(const vecu *)(row->logits + at);
     } else {
-        float part[16];
-        for (int i = 0; i < 16; i++) part[i] = at + i < row->vocabulary ? row->logits[at + i] : -3.0e38f;
-        x = *(const v16u *)part;
+        float part[LANES];
+        for (int i = 0; i < LANES; i++) part[i] = at + i < row->vocabulary ? row->logits[at + i] : -3.0e38f;
+        x = *(const vecu *)part;
     }
     return row->temperature == 1.0f ? x : x / row->temperature;
 }
 
 static void find_top(row_t *row) {
-    v16 high = splat(-INFINITY);
-    for (int64_t at = 0; at < row->vocabulary; at += 16) {
-        v16 x = scaled16(row, at);
-        i16v more = x > high;
-        high = (v16)(((i16v)x & more) | ((i16v)high & ~more));
+    vec high = splat(-INFINITY);
+    for (int64_t at = 0; at < row->vocabulary; at += LANES) {
+        vec x = scaled(row, at);
+        ivec more = x > high;
+        high = (vec)(((ivec)x & more) | ((ivec)high & ~more));
     }
     row->top = high[0];
-    for (int i = 1; i < 16; i++) row->top = high[i] > row->top ? high[i] : row->top;
+    for (int i = 1; i < LANES; i++) row->top = high[i] > row->top ? high[i] : row->top;
 }
 
 static int64_t lowest_at_top(const row_t *row) {
@@ -48,11 +48,11 @@ static int64_t lowest_at_top(const row_t *row) {
 }
 
 static float block_sum(const row_t *row, int64_t block) {
-    v16 sum = {0};
-    for (int64_t at = block * BLOCK; at < (block + 1) * BLOCK && at < row->vocabulary; at += 16)
-        sum += exp16(scaled16(row, at) - row->top);
+    vec sum = {0};
+    for (int64_t at = block * BLOCK; at < (block + 1) * BLOCK && at < row->vocabulary; at += LANES)
+        sum += exp_vec(scaled(row, at) - row->top);
     float total = 0.0f;
-    for (int i = 0; i < 16; i++) total += sum[i];
+    for (int i = 0; i < LANES; i++) total += sum[i];
     return total;
 }
 
@@ -75,9 +75,9 @@ static int64_t invert(const row_t *row, const float *sums, int64_t blocks, doubl
     double before, unused;
     int64_t block = passes(sums, blocks, target, &before);
     float weights[BLOCK];
-    for (int i = 0; i < BLOCK; i += 16) {
+    for (int i = 0; i < BLOCK; i += LANES) {
         int64_t at = block * BLOCK + i;
-        *(v16u *)(weights + i) = at < row->vocabulary ? exp16(scaled16(row, at) - row->top) : (v16){0};
+        *(vecu *)(weights + i) = at < row->vocabulary ? exp_vec(scaled(row, at) - row->top) : (vec){0};
     }
     return block * BLOCK + passes(weights, BLOCK, target - before, &unused);
 }
