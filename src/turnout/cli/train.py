@@ -13,7 +13,15 @@ from turnout.cli.options import split_run_file
 from turnout.config.load import load
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths, make_run_dir
-from turnout.core.errors import LedgerError, RunStopped, TrainerLost, TurnoutError, one_line
+from turnout.core.errors import (
+    ConfigError,
+    Fault,
+    LedgerError,
+    RunStopped,
+    TrainerLost,
+    TurnoutError,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from turnout.schedule.session import Session
@@ -24,6 +32,9 @@ TERMINATED = 143
 
 def command(argv: list[str]) -> int:
     """Runs one training run; the exit status. The first word may be a YAML or JSON file."""
+    if not argv:
+        remedy = "give a run's file (`turnout new` writes one), or see `turnout train --help`"
+        raise ConfigError(Fault("RUN.yaml", "", "is missing", remedy))
     config = load(*split_run_file(argv))
     _prepare_process(config)
     from turnout.placement.processes import settle_collector

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from turnout.config.near import near_path
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import Fault
 
@@ -41,7 +42,8 @@ def eval_prompt_files(c: RunConfig) -> Iterator[Fault]:
 
 def eval_config_file(c: RunConfig) -> Iterator[Fault]:
     if c.eval_config is not None and not is_file(c.eval_config):
-        yield Fault("--eval-config", c.eval_config, "no such file", "give a .yaml or .json file")
+        remedy = near_path(c.eval_config, "give a .yaml or .json file")
+        yield Fault("--eval-config", c.eval_config, "no such file", remedy)
 
 
 def model_folder(c: RunConfig) -> Iterator[Fault]:
@@ -137,7 +139,8 @@ def _prompt_file(flag: str, data: str) -> Iterator[Fault]:
             remedy = "give a .jsonl or .parquet file in it, or hub:FOLDER for what datasets reads"
             yield Fault(flag, data, "is a folder, and no data set of save_to_disk", remedy)
     elif not exists(path):
-        yield Fault(flag, data, "no such file", "give a .jsonl or .parquet file, or `reasoning_gym:TASK`")
+        remedy = near_path(path, "give a .jsonl or .parquet file, or `reasoning_gym:TASK`")
+        yield Fault(flag, data, "no such file", remedy)
     elif not path.endswith(_FORMS):
         reason = f"files of this kind are not read, only {', '.join(_FORMS)}"
         yield Fault(flag, data, reason, "give a .jsonl or .parquet file")
@@ -152,9 +155,8 @@ def _model(flag: str, model: str) -> Iterator[Fault]:
     elif model.startswith("tiny:"):
         return  # made on the fly; the maker knows its kinds
     elif _HUB_ID.fullmatch(model) is None:
-        yield Fault(
-            flag, model, "no such folder", "give a folder, a hub id, or fetch one: `turnout model fetch`"
-        )
+        remedy = near_path(model, "give a folder, a hub id, or fetch one: `turnout model fetch`")
+        yield Fault(flag, model, "no such folder", remedy)
 
 
 FILE_CHECKS = (

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from turnout.config.near import near_path
 from turnout.core.errors import ConfigError, Fault
 
 MAX_BYTES = 1 << 20
@@ -44,6 +45,10 @@ class FileValues:
 def read_file(path: Path) -> FileValues:
     """Reads a .yaml, .yml or .json file. Raises ConfigError where it can't be read at all; faults of single
     keys are in the result, so that they are told together with all others."""
+    if path.is_dir():
+        inside = next((path / name for name in ("run.yaml", "config.json") if (path / name).is_file()), None)
+        remedy = "give the run's file" if inside is None else f"did you mean {inside}?"
+        raise ConfigError(Fault(str(path), "", "is a folder", remedy))
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(Fault(str(path), "", "not a .yaml, .yml or .json file", "give the run's file"))
     try:
@@ -52,7 +57,8 @@ def read_file(path: Path) -> FileValues:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigError(Fault(str(path), "", f"can't be read: {reason}", "check the path")) from None
+        remedy = near_path(str(path)) if isinstance(error, FileNotFoundError) else "check the path"
+        raise ConfigError(Fault(str(path), "", f"can't be read: {reason}", remedy)) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             Fault(str(path), "", f"not UTF-8 at byte {error.start}", "save it as UTF-8")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from turnout.config.arguments import ArgumentValues, read_arguments
+from turnout.config.check_files import exists
 from turnout.config.checks import Known, check_all
 from turnout.config.file import FileValues, read_file
 from turnout.config.reasons import fault_of, shown
@@ -39,7 +41,7 @@ def load(path: Path | None, argv: Sequence[str] = ()) -> RunConfig:
     known = {name: value for name, value in _with_defaults(values).items() if name not in invalid}
     faults.extend(check_all(Known(known), where))
     if faults or config is None:
-        raise ConfigError(faults)
+        raise ConfigError([_from_its_folder(fault, path) for fault in faults])
     for line in given.told():
         log.warning(line)
     return config
@@ -92,6 +94,17 @@ def _where(name: str, file: FileValues, argv: ArgumentValues) -> str:
     if name in file.values and name not in argv.values:
         return f"{flag} ({file.place(name)})"
     return flag
+
+
+def _from_its_folder(fault: Fault, path: Path | None) -> Fault:
+    """A file that lies beside the run's own, as of a folder that was not entered, is told as that."""
+    place = fault.value.partition("@[")[0]
+    if path is None or not place or not fault.reason.startswith("no such f"):
+        return fault
+    if not exists(f"{path.parent}/{place}"):
+        return fault
+    remedy = f"paths are relative to the folder in which the command is given: cd {path.parent}"
+    return replace(fault, remedy=remedy)
 
 
 def _validate(

@@ -117,7 +117,7 @@ def test_what_is_not_there_is_refused(
 
 def test_a_folder_without_a_ledger_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "holds no run -> give the directory of one" in capsys.readouterr().err
+    assert "holds no run -> " in capsys.readouterr().err
 
 
 def test_a_ledger_whose_writer_was_killed_is_read_without_torch(ledger: Ledger, tmp_path: Path) -> None:

@@ -216,3 +216,25 @@ def _load_values(values: dict[str, object]):
 
 def test_the_valid_file_is_valid(write):
     assert VALID and load(write(), []).num_rollout == 10
+
+
+def test_a_file_that_is_nearly_there_is_named(write, folder):
+    path = write()
+    with pytest.raises(ConfigError, match=r"No such file or directory -> did you mean .*quick\.yaml\?"):
+        load(path.with_name("quik.yaml"), [])
+    with pytest.raises(ConfigError, match="is a folder -> give the run's file"):
+        load(folder, [])
+    path.rename(folder / "config.json")
+    with pytest.raises(ConfigError, match=r"is a folder -> did you mean .*config\.json\?"):
+        load(folder, [])
+
+
+def test_a_path_beside_a_run_file_that_is_elsewhere(write, folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "mine.jsonl").touch()
+    path = write().rename(folder / "sub" / "quick.yaml")
+    (fault,) = faults_of(path, ["--prompt-data", "mine.jsonl"])
+    assert fault.reason == "no such file" and fault.remedy.endswith(f"cd {folder / 'sub'}")
+    (folder / "mein.jsonl").touch()
+    (fault,) = faults_of(path, ["--prompt-data", "mien.jsonl"])
+    assert fault.remedy == "did you mean mein.jsonl?"

@@ -1,0 +1,59 @@
+"""`turnout train examples/trouble.yaml`: a stale group, a killed engine and a stalled tool in a run that ends well,
+each explained by `doctor` (while it stands and afterwards), by `inspect` and by the events."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.process.run_process import ROOT, ended, of_kind, start, wait_for, whole
+from turnout.cli.main import main
+
+TOOL = "trouble.py"
+
+
+def told(*words: str) -> tuple[int, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = main(list(words))
+    return status, out.getvalue()
+
+
+def stalled(run: Path) -> dict[str, Any]:
+    """waits.json once it tells that the reward stands still."""
+    path = run / "waits.json"
+    row = json.loads(path.read_text()) if path.exists() else {}
+    return row if row.get("stalled") and row["chain"][-1]["on"].startswith("reward") else {}
+
+
+def test_all_three_are_told_while_they_are_there_and_afterwards(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start("train", str(ROOT / "examples" / "trouble.yaml"), "--run-dir", str(run), "--no-plots")
+    row = wait_for("the tool's stall", lambda: stalled(run), process)
+    assert row["chain"][-1]["seconds"] < 30, "it is named within 30 s"
+    status, text = told("doctor", str(run))
+    line = text.split("\n")[0]
+    assert status == 3 and line.startswith("run -> rollout -> group g") and f"{TOOL}:" in line
+    assert "share_of_digits_tool" in line, "the function in which it stands"
+    assert "engine-1 was lost in phase " in text and "killed by SIGKILL" in text
+    status, _, err = ended(process)
+    whole(run, status, err)
+    lost = of_kind(run, "EngineLost")
+    assert [event["engine"] for event in lost] == ["engine-1"]
+    reasons = {event["group"]: event["reason"] for event in of_kind(run, "GroupDropped")}
+    stale = [group for group, reason in reasons.items() if reason.startswith("stale: lag")]
+    unscored = [group for group, reason in reasons.items() if reason == "unscored: no answer within 12 s"]
+    assert stale and len(unscored) == 1 and len(reasons) == len(stale) + 1
+    status, text = told("doctor", str(run))
+    assert status == 0 and text.startswith("finished\n")
+    for part in (
+        "it served again after",
+        f"the last {unscored[0]}: unscored",
+        f"the last {stale[-1]}: stale: lag",
+    ):
+        assert part in text, text
+    why = told("inspect", str(run), "--why-dropped")[1]
+    assert "stale: lag 2, --max-staleness 1" in why and "1  unscored: no answer within 12 s" in why
+    assert "unscored: no answer within 12 s" in told("inspect", str(run), "--group", unscored[0])[1]
