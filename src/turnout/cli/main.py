@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TextIO, cast
 
 from turnout import __version__
 from turnout.core.errors import EXIT_STATUSES, TurnoutError, one_line
@@ -124,7 +124,7 @@ def _dispatch(words: list[str]) -> int:
     if words[:1] == ["help"] and len(words) > 1:  # as of other programs: `turnout help train`
         words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview(has_colors(sys.stdout.isatty(), os.environ)))
+        print(overview(_colors(sys.stdout)))
         return 0 if words else USAGE
     name, rest = words[0], words[1:]
     if name == "--version":
@@ -138,10 +138,14 @@ def _dispatch(words: list[str]) -> int:
     return cast("Callable[[list[str]], int]", _find(command.target))(rest)
 
 
+def _colors(stream: TextIO | None) -> bool:
+    return has_colors(stream is not None and stream.isatty(), os.environ)
+
+
 def _fault(text: str, status: int) -> int:
     """Says what was wrong; the exit status."""
     if sys.stderr is not None:
-        prefix = painted("turnout:", RED, has_colors(sys.stderr.isatty(), os.environ))
+        prefix = painted("turnout:", RED, _colors(sys.stderr))
         with contextlib.suppress(OSError):
             print(f"{prefix} {text}", file=sys.stderr)
     return status
@@ -182,7 +186,7 @@ def train_help(words: list[str]) -> str:
     from turnout.config.help import Look, render_help
 
     width = min(100, max(40, shutil.get_terminal_size((100, 40)).columns))
-    return render_help(words, Look(width, has_colors(sys.stdout.isatty(), os.environ))).rstrip("\n")
+    return render_help(words, Look(width, _colors(sys.stdout))).rstrip("\n")
 
 
 def version(argv: list[str]) -> int:

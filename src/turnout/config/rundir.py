@@ -6,6 +6,7 @@ once; a directory that holds a run is gone on with only where --run-dir names it
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,12 +151,14 @@ def _expanded(text: str) -> Path:
 
 
 def _numbered(name: str, base: Path) -> Path:
-    base.mkdir(parents=True, exist_ok=True)
-    for number in range(1, MAX_RUNS):
-        folder = base / f"{name}-{number:03d}"
-        try:
-            folder.mkdir()  # of two runs that start at once, one gets the number
-        except FileExistsError:
-            continue
-        return folder
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        for number in range(1, MAX_RUNS):
+            folder = base / f"{name}-{number:03d}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()  # of two runs that start at once, one gets the number
+                return folder
+    except OSError as error:
+        reason = f"{base.absolute()} can't be made or written: {error.strerror or type(error).__name__}"
+        raise ConfigError(Fault("--run-dir", "", reason, "give a folder of yours as --run-dir")) from None
     raise ConfigError(Fault("--run-name", name, f"{base} has {MAX_RUNS - 1} runs of it", "give another name"))

@@ -7,6 +7,7 @@ option.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import os
@@ -26,9 +27,12 @@ def load_function(flag: str, text: str) -> Callable[..., Any]:
         raise ConfigError(
             Fault(flag, text, "names no function", "write module:function or path/to/file.py:function")
         )
-    function = getattr(_module(flag, text, place), name, None)
+    module = _module(flag, text, place)
+    function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(Fault(flag, text, f"{place} has no function {name!r}"))
+        near = difflib.get_close_matches(name, [found for found in dir(module) if found[0] != "_"], n=1)
+        remedy = f"did you mean {near[0]}?" if near else ""
+        raise ConfigError(Fault(flag, text, f"{place} has no function {name!r}", remedy))
     return function
 
 

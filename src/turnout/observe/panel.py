@@ -8,6 +8,7 @@ code prints appears above the panel.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from dataclasses import replace
@@ -31,7 +32,7 @@ class Panel:
 
     def __init__(self, mode: Mode, clock: Clock, stream: TextIO | None = None) -> None:
         self._clock = clock
-        self._stream = sys.stdout if stream is None else stream
+        self._stream = stream or sys.stdout or io.StringIO()  # `>&-` makes it None
         terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self.live = mode == "on" or (mode == "auto" and terminal)
         self.console = Console(file=self._stream, force_terminal=True if self.live else None)

@@ -20,6 +20,7 @@ from turnout.rollout.datasets import hub_table, is_hub, saved_table
 
 SHOWN_CHARACTERS = 80
 SHOWN_FAULTS = 20
+SHOWN_ALIKE = 3
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
 
 
@@ -46,10 +47,12 @@ class BadRow:
 
 
 def refuse(bad: list[BadRow]) -> NoReturn:
-    """Raises DataError with the first faults and how many more there are."""
-    faults = [row.fault() for row in bad[:SHOWN_FAULTS]]
-    if len(bad) > SHOWN_FAULTS:
-        faults.append(Fault("", "", f"and {len(bad) - SHOWN_FAULTS} more bad rows"))
+    """Raises DataError with the first faults (few where all are of one kind) and how many more there are."""
+    alike = len({row.reason for row in bad}) == 1
+    shown = bad[: SHOWN_ALIKE if alike else SHOWN_FAULTS]
+    faults = [row.fault() for row in shown]
+    if len(bad) > len(shown):
+        faults.append(Fault("", "", f"and {len(bad) - len(shown)} more bad rows"))
     raise DataError(faults)
 
 

@@ -73,6 +73,7 @@ def test_a_closed_stream_is_no_fault(command, monkeypatch):
     command(lambda _: _raise(EngineDead("engine-0", "rollout", "none", "killed")))
     monkeypatch.setattr(sys, "stderr", None)
     assert cli.main(["train"]) == 4
+    assert cli.main(["--help"]) == 0
 
 
 @pytest.mark.parametrize("code", ["main(['--help'])", "main(['train', '--help-all'])"])

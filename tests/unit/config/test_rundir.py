@@ -64,3 +64,9 @@ def test_a_folder_that_can_not_be_made(write, folder):
     config = load(write(), ["--run-dir", "train.jsonl/x"])
     with pytest.raises(ConfigError, match="can't be made"):
         make_run_dir(config)
+
+
+def test_where_no_run_can_be_kept(write, folder):
+    (folder / "runs").touch()
+    with pytest.raises(ConfigError, match="runs can't be made or written: File exists -> give a folder"):
+        make_run_dir(load(write(), []))

@@ -311,6 +311,12 @@ def test_ckp_11_a_fingerprint_tells_what_changed(tmp_path: Path, tok: HubTokeniz
 # --- the rest of the contract ---
 
 
+def test_a_fault_of_every_row_is_told_three_times(tmp_path: Path, tok: HubTokenizer) -> None:
+    path = put(tmp_path, "a.jsonl", *(json.dumps({"promt": "y"}) + "\n" for _ in range(50)))
+    lines = faults(spec(path), tok)
+    assert len(lines) == 4 and "keys here: promt" in lines[0] and "and 47 more bad rows" in lines[3]
+
+
 def test_all_bad_rows_are_told_up_to_twenty(tmp_path: Path, tok: HubTokenizer) -> None:
     path = put(
         tmp_path, "a.jsonl", *("{\n" if i % 2 else json.dumps({"label": "y" * 500}) + "\n" for i in range(50))
