@@ -79,6 +79,22 @@ def test_an_engine_that_hangs_is_found_by_its_health(tmp_path: Path) -> None:
     assert gone_within(run, 5) == []
 
 
+def test_ctrl_c_ends_a_run_with_130_and_leaves_nothing(tmp_path: Path) -> None:
+    """In the middle of a train step, in which a thread of torch's is at work as the interpreter ends."""
+    run = tmp_path / "run"
+    process = start(
+        "train", str(TINY), "--run-dir", str(run), *LONG, "--skip-eval-before-train", "--no-plots"
+    )
+    wait_for(
+        "a rollout", lambda: [row for row in of_kind(run, "PhaseEnded") if row["phase"] == "rollout"], process
+    )
+    process.send_signal(signal.SIGINT)
+    status, _, err = ended(process, 60)
+    assert status == 130 and err.endswith("turnout: interrupted\n") and "Traceback" not in err, err
+    assert gone_within(run, 5) == []
+    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+
+
 def test_a_second_sigterm_in_the_grace_period_ends_the_run_at_once(tmp_path: Path) -> None:
     """The engine stands still, so that the step under way never ends. One SIGTERM: test_resume."""
     run = tmp_path / "run"

@@ -7,6 +7,7 @@ refuses; Ctrl-C ends with 130. A stream that is closed, or takes no Unicode, is 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import importlib
@@ -14,6 +15,7 @@ import io
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO, cast
@@ -90,7 +92,9 @@ COMMANDS: dict[str, Command] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; the exit status. `argv` is without the program's name, None for the process's own."""
-    words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        status = main(sys.argv[1:])
+        return _leave(status) if status else 0
     debug = os.environ.get("TURNOUT_DEBUG") == "1"
     for stream in (
         sys.stdout,
@@ -99,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        status = _dispatch(words)
+        status = _dispatch(argv)
         if sys.stdout is not None:  # which `>&-` makes it
             sys.stdout.flush()
         return status
@@ -118,6 +122,18 @@ def main(argv: list[str] | None = None) -> int:
             return _fault(one_line(error), error.exit_status)
         place = f"{error.filename}: " if error.filename else ""
         return _fault(f"{place}{error.strerror or error} (TURNOUT_DEBUG=1 shows where)", 1)
+
+
+def _leave(status: int) -> int:
+    """A thread still in a call of C++ (a train step that was cut off) would abort the interpreter at its end: the
+    process ends here instead, after what is to be done at its end."""
+    if any(thread.daemon for thread in threading.enumerate()):
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(status)
+    return status
 
 
 def _dispatch(words: list[str]) -> int:

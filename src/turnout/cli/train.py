@@ -99,6 +99,8 @@ async def _run(sessions: list[Session | TrainOnly], source: Any, config: RunConf
         print(f"turnout: {one_line(end)}; the same command goes on with it", file=sys.stderr)
         return 0 if sessions[-1].outcome.status == "paused" else TERMINATED
     except asyncio.CancelledError:
+        if not sessions[-1].limits.stopping:  # by no signal of those above: Ctrl-C
+            raise
         print("turnout: terminated", file=sys.stderr)
         return TERMINATED
     finally:

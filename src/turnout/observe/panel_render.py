@@ -103,11 +103,25 @@ def _curves(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     table.add_row("length", number(view.response_len, 1), Text("mean tokens a response", "dim"))
     if view.lag is not None and view.lag[1]:
         table.add_row("lag", number(view.lag[0], 2), Text(f"mean steps, at most {view.lag[1]}", "dim"))
+    if view.buffer is not None:
+        table.add_row("buffer", *_buffer(view.buffer, max(4, width - 23), ascii_only))
     mismatch_style = "bold red" if view.mismatch is not None and view.mismatch > 0.08 else ""
     table.add_row(
         "mismatch", Text(number(view.mismatch, 4), mismatch_style), Text("mean |log-prob diff|", "dim")
     )
     return table
+
+
+def _buffer(held: tuple[int, int, int], width: int, ascii_only: bool) -> tuple[str, Text]:
+    """Complete groups of so many slots; how those, what is in flight and the rest share them."""
+    flying, complete, slots = held
+    told = f" {flying} in flight"
+    room = max(0, width - len(told))
+    done = min(room, round(room * complete / max(1, slots)))
+    more = min(room - done, round(room * flying / max(1, slots)))
+    full, rest = ("#", ".") if ascii_only else ("━", "─")
+    bar = (full * done, "green"), (full * more, "cyan"), (rest * (room - done - more), "dim")
+    return f"{complete}/{slots}", Text.assemble(*bar, (told, "dim"))
 
 
 def _machines(view: RunView, width: int, ascii_only: bool) -> RenderableType:

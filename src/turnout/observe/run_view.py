@@ -38,8 +38,9 @@ class RunView:
     """A moment of a run. `step` counts train steps done, `steps` is their number where it is known; `rewards`
     holds the mean reward of every step; `evals` pairs of (step, score); `lag` is the mean and the greatest age of
     the last step's tokens in train steps; `phase_seconds` the last step's phases in order; `seconds_elapsed` since
-    the start, `seconds_per_step` of recent steps; `waits` is who waits for whom, and `stalled` whether nothing
-    of it has moved for too long. None is "not known yet"."""
+    the start, `seconds_per_step` of recent steps; `buffer` the groups that are in flight, those
+    that are complete and not trained, and the slots for all; `waits` is who waits for whom, and `stalled` whether
+    nothing of it has moved for too long. None is "not known yet"."""
 
     run_name: str
     step: int = 0
@@ -60,6 +61,7 @@ class RunView:
     waits: str = ""
     stalled: bool = False
     run_dir: str = ""
+    buffer: tuple[int, int, int] | None = None
 
     @property
     def seconds_left(self) -> float | None:

@@ -57,6 +57,11 @@ class RolloutPool:
     def in_flight(self) -> int:
         return len(self._workers)
 
+    @property
+    def held(self) -> tuple[int, int, int]:
+        """Groups in flight, groups complete and not taken, slots."""
+        return self.in_flight, self._open.order.complete_count, self.plan.slots
+
     def stop(self) -> None:
         """Nothing is admitted any more (in deterministic mode: from the next commit on), and whoever takes groups
         gets RunStopped. What is in flight goes on until `close`, which keeps its tokens."""

@@ -149,7 +149,10 @@ class Incarnation:
                 reporter.restore(read_metrics(self.paths.metrics), evals.rows())
                 self.outcome.seconds_training = sum(reporter.curves.seconds)
                 checkpoints.saved = begin.step
-            shown = evals.curve, evals.rows, lambda: published.last, sampler.later_turns, self.paths.shown
+            shown = (
+                *(evals.curve, evals.rows, lambda: published.last, sampler.later_turns, self.paths.shown),
+                lambda pool=plane.pool: pool.held,
+            )
             reporter.open(config.run_name or "run", inputs.steps, Sources(self._engines.views, *shown))
             stopper = asyncio.ensure_future(self._stopped(plane))
             try:

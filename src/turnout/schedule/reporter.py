@@ -46,7 +46,7 @@ CACHE_HIT = "cache/later_turns_hit"
 class Sources:
     """What the reporter asks when it draws: engines with their versions, (step, score) of the first evaluation set,
     the metrics of all points in the order made, the version that was published last, and of turns after a sample's
-    first the prompt tokens so far and how many of them a prefix cache had."""
+    first the prompt tokens so far and how many of them a prefix cache had; what RunView calls buffer."""
 
     engines: Callable[[], tuple[EngineView, ...]]
     evals: Callable[[], tuple[tuple[int, float], ...]]
@@ -54,6 +54,7 @@ class Sources:
     published: Callable[[], VersionPublished | None] = lambda: None
     later_turns: Callable[[], tuple[int, int]] = lambda: (0, 0)
     run_dir: str = ""
+    buffer: Callable[[], tuple[int, int, int] | None] = lambda: None
 
 
 @dataclass
@@ -179,6 +180,7 @@ class RunReporter:
                     "engines": self._sources.engines(),
                     "waits": waits,
                     "stalled": stalled,
+                    "buffer": self._sources.buffer(),
                     "seconds_elapsed": self._clock.now() - self._started,
                 }
             )

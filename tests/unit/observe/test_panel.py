@@ -35,6 +35,7 @@ VIEW = RunView(
     62.0,
     2.0,
     VersionView(6330, 0.0123, "packed"),
+    buffer=(3, 2, 8),
 )
 
 
@@ -72,6 +73,7 @@ def test_everything_is_in_the_picture_and_nothing_overflows(width):
         "2.90 s",
         "6.3 kB",
         "packed, 1.2 %",
+        "3 in flight",
         "engine-1",
         LABEL,
         "1:02",
@@ -245,3 +247,13 @@ def test_a_closed_stream_does_not_end_the_run():
 def test_the_panel_says_where_the_dashboard_is():
     assert "turnout dash runs/quick-001" in drawn(replace(VIEW, run_dir="runs/quick-001"), 110)
     assert "turnout dash" not in drawn(VIEW, 110)
+
+
+def test_the_buffer_shares_its_slots_and_is_left_out_where_there_is_none():
+    rows = [line for line in drawn(VIEW, 80).split("\n") if "buffer" in line]
+    assert len(rows) == 1 and "2/8" in rows[0]
+    assert rows[0].count("━") == round(39 * 2 / 8) + round(39 * 3 / 8)  # of what stands left of "3 in flight"
+    assert "buffer" not in drawn(replace(VIEW, buffer=None), 80)
+    assert "in flight" in drawn(
+        replace(VIEW, buffer=(900, 900, 8)), 80
+    )  # more than slots: a resume brought them

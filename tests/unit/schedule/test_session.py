@@ -45,6 +45,6 @@ def test_no_engine_is_left_where_no_incarnation_follows(
     paths: Any = SimpleNamespace(root=tmp_path)
     try:
         asyncio.run(train._run([Lost(engine, other, stopping)], None, config, paths))
-    except (TrainerLost, LedgerError) as end:
+    except (TrainerLost, LedgerError, asyncio.CancelledError) as end:
         assert isinstance(end, type(other or TrainerLost("")))
     assert engine.stops == 1
