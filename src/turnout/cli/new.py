@@ -33,7 +33,7 @@ def command(argv: list[str]) -> int:
     print("\nNext:")
     if folder.resolve() != Path.cwd():
         print(f"  cd {asked.folder}")
-    print("  turnout train run.yaml --hf-checkpoint tiny:llama --num-rollout 2    does it run?")
+    print("  turnout train run.yaml --hf-checkpoint tiny:llama --num-rollout 3    does it run?")
     print("  turnout train run.yaml")
     return 0
 

@@ -102,7 +102,7 @@ SECTIONS: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
 _HEAD = """# {what} (`turnout new --task {task}`). It runs as it is:
 #
 #   turnout check run.yaml                                           what can be proved before it starts
-#   turnout train run.yaml --hf-checkpoint tiny:llama --num-rollout 2   does it run? in half a minute
+#   turnout train run.yaml --hf-checkpoint tiny:llama --num-rollout 3   does it run? in half a minute
 #   turnout train run.yaml
 #
 # Paths are relative to the folder in which the command is given. All options: turnout train --help-all
