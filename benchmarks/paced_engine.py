@@ -3,8 +3,9 @@
     python -m benchmarks.paced_engine NAME --speed 200 --chunk 8 --running 16 --median 40 --root HEX
 
 Speaks SGLang's /generate with streaming and the control calls of the weight plane. A request makes `speed` tokens a
-second, in events of `chunk`; `running` requests run at once, the others wait. How long a response is depends on its
-prompt and seed only (turnout.sim.model). Prints its port as the first line; ends when its standard input does.
+second, in events of `chunk`; `running` requests run at once, the others wait; with `crowd-s` each that runs
+lengthens a token of all by so much. How long a response is depends on its prompt and seed only (turnout.sim.model).
+Prints its port as the first line; ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -127,9 +128,10 @@ def main(words: list[str]) -> None:
     parser.add_argument("--chunk", type=int, required=True)
     parser.add_argument("--running", type=int, required=True)
     parser.add_argument("--median", type=float, required=True)
+    parser.add_argument("--crowd-s", type=float, default=0.0)
     parser.add_argument("--root", required=True)
     given = parser.parse_args(words)
-    shape = EngineShape(given.speed, given.chunk, given.running, ENDLESS, given.median)
+    shape = EngineShape(given.speed, given.chunk, given.running, ENDLESS, given.median, given.crowd_s)
 
     async def run() -> None:
         await serve(VirtualEngine(given.name, shape, given.root, Timers()))

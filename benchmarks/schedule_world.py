@@ -43,7 +43,8 @@ __all__ = [
 class Setting:
     """`lanes` requests run at once on each of `engines`, each at `speed` tokens a second, in events of `chunk`;
     responses have `median` tokens, at most 20 times that; a train step of `groups` x `samples` takes `train_s`,
-    bringing a version to the store `publish_s`; with `tool` one of benchmarks.tool_reward follows each response."""
+    bringing a version to the store `publish_s`; with `tool` one of benchmarks.tool_reward follows each response.
+    `crowd_s`: as EngineShape has it; `train_token_s`: what a response token adds to a train step."""
 
     engines: int
     lanes: int
@@ -57,6 +58,8 @@ class Setting:
     publish_s: float
     tool: bool = False
     seed: int = 1
+    crowd_s: float = 0.0
+    train_token_s: float = 0.0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -78,7 +81,7 @@ class Setting:
 
     @property
     def shape(self) -> EngineShape:
-        return EngineShape(self.speed, self.chunk, self.lanes, ENDLESS, self.median)
+        return EngineShape(self.speed, self.chunk, self.lanes, ENDLESS, self.median, self.crowd_s)
 
     def seconds(self, tokens: int) -> float:
         """What a response takes on a lane: whole events."""
@@ -95,7 +98,9 @@ class Setting:
 
     @property
     def pace(self) -> Pace:
-        return Pace(self.engines, self.shape, self.train_s, self.publish_s, self.steps, seed=self.seed)
+        token_s = self.train_token_s
+        timing = self.train_s, self.publish_s, self.steps
+        return Pace(self.engines, self.shape, *timing, seed=self.seed, train_token_s=token_s)
 
     def config(self, options: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate({**self.options, **options})
@@ -145,7 +150,8 @@ def run_real(setting: Setting, options: dict[str, Any], folder: Path, mend: Mend
 async def engine_processes(setting: Setting, clock: Clock) -> AsyncIterator[list[EngineClient]]:
     """Clients of engines that end with the block."""
     shape, root = setting.shape, PacedTrainer(setting.pace, clock).root
-    numbers = {"speed": shape.speed, "chunk": shape.chunk, "running": shape.running, "median": shape.median}
+    names = ("speed", "chunk", "running", "median", "crowd_s")
+    numbers = {name.replace("_", "-"): getattr(shape, name) for name in names}
     words = [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
     processes: list[asyncio.subprocess.Process] = []
     clients: list[EngineClient] = []

@@ -35,7 +35,7 @@ def words_of(row: Candidate, cluster: Cluster) -> tuple[str, ...]:
     if row.schedule == "async":
         found += ["--max-staleness", row.lead]
     if layout.site:
-        found += ["--rollout-external-engine-file", f"{layout.site}.txt"]
+        found += ["--rollout-external-engine-addrs", f"{layout.site}-0:30000", f"{layout.site}-1:30000"]
         found += ["--update-weight-disk-dir", "s3://BUCKET/PREFIX"]
     else:
         found += ["--rollout-num-engines", layout.engines]

@@ -100,12 +100,6 @@ def _times(best: Candidate) -> Iterator[tuple[str, float, str]]:
     yield f"update by {update.transport}", update.seconds, f"{update.figure.source}: {update.figure.how}"
     if parts.swap_s:
         yield "memory out and in", parts.swap_s, "reckoned: 12 bytes a parameter by the host link, twice"
-    if parts.sharing > 1:
-        yield (
-            "each half slower by",
-            parts.sharing,
-            "assumed while both compute, as they share devices (a factor)",
-        )
 
 
 def _told(prediction: Prediction) -> str:

@@ -122,21 +122,27 @@ def best_of(rows: list[Candidate]) -> Candidate | None:
 
 
 def confirmed(
-    rows: list[Candidate], simulate: Callable[[Candidate], Prediction], most: int = 3
+    rows: list[Candidate], simulate: Callable[[Candidate], Prediction], most: int = 6
 ) -> list[Candidate]:
-    """The first `most` async candidates of different layouts have what the simulator says in place of estimates,
-    which may put others before them; those are simulated then, so often."""
-    done: dict[str, Candidate] = {}
+    """Has the simulator say what the best gives, as long as that is an estimate of async. What an estimate was
+    wrong by, it is taken to be wrong by for smaller leads of the same layout too."""
     for _ in range(most):
-        rows = sorted(rows, key=lambda one: (one.step_s, one.simplicity))
-        first = next((r for r in rows if r.prediction is not None and r.schedule == "async"), None)
         best = best_of(rows)
-        row = best if best is not None and best.schedule == "async" and best.name not in done else first
-        if row is None or row.name in done:
+        if best is None or best.prediction is None or best.schedule != "async" or best.prediction.simulated:
             break
-        done[row.name] = replace(row, prediction=simulate(row))
-        rows = [done.get(one.name, one) for one in rows]
+        said = simulate(best)
+        factor = said.step_s / best.step_s
+        rows = [_corrected(row, best, said, factor) for row in rows]
     return sorted(rows, key=lambda one: (one.step_s, one.simplicity))
+
+
+def _corrected(row: Candidate, best: Candidate, said: Prediction, factor: float) -> Candidate:
+    if row is best:
+        return replace(row, prediction=said)
+    alike = row.layout == best.layout and row.schedule == "async" and row.lead < best.lead
+    if not alike or row.prediction is None or row.prediction.simulated:
+        return row
+    return replace(row, prediction=replace(row.prediction, step_s=row.prediction.step_s * factor))
 
 
 def smallest(work: Work, found: Found) -> str:

@@ -96,6 +96,8 @@ def predict(parts: Parts, schedule: str, lead: int) -> Prediction:
     longest = max(parts.work.lengths) * parts.pace.step_s(max(1.0, lanes))
     bound = longest / (lead + 1)
     step = max(together(generation, train + update.publish_s, parts.sharing), bound) + update.activate_s
+    if lead < 2:  # its window of half a step costs half a step's slots: no better than pipelined
+        step = max(step, together(rollout, train + update.publish_s, parts.sharing) + update.activate_s)
     spans = (Span("engines", "rollout", 0.0, step), Span("trainer", "train", 0.0, train))
     mean = min(float(lead), 1.0 + longest / step / 2)
     return Prediction(step, lead, mean, train / step, min(1.0, generation / step), spans)

@@ -19,9 +19,9 @@ from turnout.plan.timing import Parts, Prediction, Span
 from turnout.sim.model import EngineShape
 from turnout.sim.paced import DEADLINE_S, Outcome, Pace, run_virtual
 
-PIECES = 16  # events of a mean response
-RESPONSES = 96  # of a step, at most
-GROUPS = 4  # at least
+PIECES = 12  # events of a mean response
+WHOLE, RESPONSES = 256, 192  # of a step that are run as they are, and of a slice of one that has more
+GROUPS = 12  # at least: slots and window are counted in groups
 WAY_S = (0.0005, 0.002)
 TICKS = 32  # of a step, at which it is noted what runs
 ENDLESS = 1 << 40
@@ -38,9 +38,11 @@ class Slice:
     whole: float
 
 
-def slice_of(parts: Parts, most: int = RESPONSES) -> Slice:
+def slice_of(parts: Parts) -> Slice:
     work = parts.work
-    groups = min(work.groups, max(GROUPS, most // work.samples))
+    groups = work.groups
+    if work.responses > WHOLE:
+        groups = min(groups, max(GROUPS, RESPONSES // work.samples))
     share = groups / work.groups
     engines = max(1, round(parts.engines * share))
     whole = parts.engines * share / engines

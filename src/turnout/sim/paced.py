@@ -53,9 +53,9 @@ SLICES = 8  # of a train step, for each of which it is looked who else computes
 
 @dataclass(frozen=True)
 class Pace:
-    """`lanes` requests run at once on each of `engines`, which all together have `shape`; a train step takes
-    `train_s`, bringing a version to the store `publish_s`, to the engines `prepare_s`. `sharing`: how many times as
-    long either half takes while the other one computes as well. `steps` are run. `way_s` and `change_s`: how long a
+    """`engines` of this `shape`; a train step takes `train_s`, and `train_token_s` for each response token;
+    bringing a version to the store takes `publish_s`, to the engines `prepare_s`. `sharing`: how many times as long
+    either half takes while the other one computes as well. `steps` are run. `way_s` and `change_s`: how long a
     message and a call that changes weights take, at least and at most. `tick_s`: how often it is noted how many
     requests run (None: never)."""
 
@@ -66,6 +66,7 @@ class Pace:
     steps: int
     prepare_s: float = 0.0
     sharing: float = 1.0
+    train_token_s: float = 0.0
     seed: int = 1
     way_s: tuple[float, float] = (FASTEST_S, SLOWEST_S)
     change_s: tuple[float, float] = CHANGE_S
@@ -107,24 +108,25 @@ class PacedTrainer:
 
     async def train(self, batch: TrainBatch) -> dict[str, float]:
         began = self._clock.now()
+        seconds = self._pace.train_s + self._pace.train_token_s * batch.response_tokens
         if self._pace.sharing == 1.0:
-            await self._clock.sleep(self._pace.train_s)
+            await self._clock.sleep(seconds)
         else:
-            await self._shared()
+            await self._shared(seconds)
         self.ended = self._clock.now()
         self.spans.append((began, self.ended))
         self.steps += 1
         self.lengths += [len(sample.response_ids) for sample in batch.samples]
         return {"tokens": float(batch.response_tokens), "optimizer_steps": 1.0, "mismatch_mean": 0.0}
 
-    async def _shared(self) -> None:
+    async def _shared(self, seconds: float) -> None:
         """Both halves take longer while both compute."""
         for engine in self._engines:
             engine.slowed = self._pace.sharing
         for _ in range(SLICES):
             busy = sum(bool(engine.running) for engine in self._engines) / max(1, len(self._engines))
             factor = 1.0 + (self._pace.sharing - 1.0) * busy
-            await self._clock.sleep(self._pace.train_s * factor / SLICES)
+            await self._clock.sleep(seconds * factor / SLICES)
         for engine in self._engines:
             engine.slowed = 1.0
 
