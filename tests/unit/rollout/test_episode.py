@@ -289,8 +289,8 @@ def test_what_an_engine_refuses_is_told_where_the_function_keeps_it_to_itself() 
 def test_what_comes_before_the_first_turn_is_no_part_of_a_sample_before_a_token_is() -> None:
     """It outlives tokens that are taken back, and is the first version's that stays."""
     standings = {V1: Standing.VOID, V2: Standing.COMMITTED}
-    desk = Desk(lambda _draft: None, lambda label, _engine: standings[label], RealClock(), Pace())
-    draft = Draft(Trajectory.unbegun(SEED), desk)
+    desk = Desk(lambda label, _engine: standings[label], RealClock(), Pace())
+    draft = Draft(Trajectory.unbegun(SEED), desk, lambda _draft: None)
     draft.begin([8, 9])
     assert draft.trajectory(Finish.ABORT, "").response_ids == () and draft.after(0).response_ids == ()
     draft.extend(PartialReply((1,), (-0.5,), ((1, V1),), (0,), "e0"))
