@@ -56,4 +56,6 @@ def test_all_three_are_told_while_they_are_there_and_afterwards(tmp_path: Path) 
         assert part in text, text
     why = told("inspect", str(run), "--why-dropped")[1]
     assert "stale: lag 2, --max-staleness 1" in why and "1  unscored: no answer within 12 s" in why
+    engine = told("inspect", str(run), "--engine", "engine-1")[1]
+    assert "2 lives, 1 lost, 1 restarts" in engine and "killed by SIGKILL" in engine
     assert "unscored: no answer within 12 s" in told("inspect", str(run), "--group", unscored[0])[1]

@@ -27,6 +27,13 @@ REFRESHES_PER_SECOND = 4
 Mode = Literal["auto", "on", "off"]
 
 
+class PipedConsole(Console):
+    """rich's, which would end the process where the reader of its stream has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Panel:
     """Opened with the run, updated as it goes, closed at its end. `live` tells whether it draws."""
 
@@ -35,7 +42,7 @@ class Panel:
         self._stream = stream or sys.stdout or io.StringIO()  # `>&-` makes it None
         terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self.live = mode == "on" or (mode == "auto" and terminal)
-        self.console = Console(file=self._stream, force_terminal=True if self.live else None)
+        self.console = PipedConsole(file=self._stream, force_terminal=True if self.live else None)
         self._display: Live | None = None
         self._view: RunView | None = None
         self._updated_at = 0.0

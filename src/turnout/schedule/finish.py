@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from itertools import pairwise
 
-from rich.console import Console
-
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
 from turnout.core.events import VersionCommitted, VersionPublished
@@ -17,6 +15,7 @@ from turnout.observe.audit_models import models_summary
 from turnout.observe.audit_versions import base_version
 from turnout.observe.eventlog import read_events
 from turnout.observe.metrics import read_metrics
+from turnout.observe.panel import PipedConsole
 from turnout.observe.plots import write_plots
 from turnout.observe.samples import SampleRow, print_samples
 from turnout.observe.summary import (
@@ -82,7 +81,7 @@ def finish(config: RunConfig, paths: RunPaths, outcome: RunOutcome, files: Store
 
 def show(config: RunConfig, paths: RunPaths, outcome: RunOutcome, summary: RunSummary) -> None:
     """What a person wants to know at the end, on stdout."""
-    console = Console()
+    console = PipedConsole()
     if outcome.evals is not None:
         print_samples(_sample_rows(outcome.evals, config.before_after_samples), console)
     row = summary.to_json()

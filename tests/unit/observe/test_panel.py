@@ -257,3 +257,17 @@ def test_the_buffer_shares_its_slots_and_is_left_out_where_there_is_none():
     assert "in flight" in drawn(
         replace(VIEW, buffer=(900, 900, 8)), 80
     )  # more than slots: a resume brought them
+
+
+def test_a_reader_that_goes_does_not_end_the_run():
+    """rich alone would raise SystemExit."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        panel = Panel("on", Clock(), stream)
+        with panel:
+            panel.update(VIEW)
+            panel.say("a line")
+        with pytest.raises(BrokenPipeError):
+            panel.console.print("another")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # for what is flushed as it is closed
