@@ -10,6 +10,7 @@ import pytest
 from tests.unit.cli.inspected import inspected, told, write_events
 from tests.unit.rollout.ledger_parts import LABELS
 from turnout.cli.main import main
+from turnout.core.events import EngineReady, RunStarted, to_json
 from turnout.observe.metrics import REWARD, MetricsLog
 from turnout.rollout.ledger import Ledger
 
@@ -110,6 +111,7 @@ def test_an_engine_tells_its_lives_and_its_work(
         f"  TIME  fenced by {LABELS[1]}: no answer\n"
         "  TIME  lost in rollout: its process ended\n"
         "  TIME  ready at http://127.0.0.1:3, process 13\n"
+        "  TIME  left: the run ended\n"
         "  fenced     0.500 s\n"
         "  idle       6.000 s\n"
         "  tokens     5 by 1 versions\n"
@@ -120,6 +122,23 @@ def test_an_engine_tells_its_lives_and_its_work(
     assert other["tokens_by_version"] == {LABELS[0]: 9}
     ledger.forget(["g00000000.1"])
     assert asked(capsys, tmp_path, "--engine", "engine-0") == other
+
+
+def test_a_life_that_another_incarnation_cut_is_no_loss(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "events.jsonl").open("a") as file:
+        for at, event in (
+            (10.0, RunStarted("the-run", 1, 1, "async", 1, resumed_at=1)),
+            (11.0, EngineReady("engine-1", "http://127.0.0.1:4", 14, "none")),
+            (12.0, RunStarted("the-run", 2, 1, "async", 1, resumed_at=1)),
+            (13.0, EngineReady("engine-1", "http://127.0.0.1:5", 15, "none")),
+        ):
+            file.write(json.dumps(to_json(event, 1_700_000_000 + at)) + "\n")
+    found = asked(capsys, tmp_path, "--engine", "engine-1")
+    assert [life["end"] for life in found["lives"]] == ["lost", "left", "left", None]
+    assert (found["losses"], found["restarts"]) == (1, 1)
+    assert "left: incarnation 2 of the run began" in told(capsys, tmp_path, "--engine", "engine-1")
 
 
 @pytest.mark.parametrize("words", [[], ["--group", "0"], ["--step", "0"], ["--why-dropped"], ["--check"]])

@@ -11,6 +11,9 @@ from turnout.core.events import (
     EngineLost,
     EngineReady,
     EngineRemoved,
+    Event,
+    RunEnded,
+    RunStarted,
     VersionAttested,
 )
 from turnout.observe.timeline import spans
@@ -26,17 +29,13 @@ def engine(run: Run, name: str) -> Answer:
     lives: list[Answer] = []
     versions: list[Answer] = []
     for at, event in run.events:
-        if getattr(event, "engine", None) != name:
-            continue
-        if isinstance(event, EngineReady):
-            lives.append(_born(at, event))
-        elif isinstance(event, EngineLost | EngineRemoved) and lives:
-            phase = {"phase": event.phase} if isinstance(event, EngineLost) else {}
-            lives[-1] |= {"ended_at": at, "reason": event.reason, **phase}
-        elif isinstance(event, EngineFenced) and lives:
-            lives[-1]["fenced"].append({"at": at, "version": event.version, "reason": event.reason})
-        elif isinstance(event, VersionAttested):
-            versions.append({"version": event.version, "at": at, "level": event.level})
+        if isinstance(event, RunStarted | RunEnded) and lives and lives[-1]["ended_at"] is None:
+            began = (
+                f"incarnation {event.incarnation} of the run began" if isinstance(event, RunStarted) else ""
+            )
+            lives[-1] |= {"ended_at": at, "end": "left", "reason": began or "the run ended"}
+        elif getattr(event, "engine", None) == name:
+            _told(at, event, lives, versions)
     seconds: defaultdict[str, float] = defaultdict(float)
     requests = 0
     for span in spans(run.events):
@@ -46,8 +45,8 @@ def engine(run: Run, name: str) -> Answer:
     return {
         "engine": name,
         "lives": lives,
-        "restarts": max(0, len(lives) - 1),
-        "losses": sum("phase" in life for life in lives),
+        "restarts": sum(life["end"] == "lost" for life in lives[:-1]),
+        "losses": sum(life["end"] == "lost" for life in lives),
         "versions": versions,
         "requests": requests,
         "seconds": {phase: round(value, 3) for phase, value in sorted(seconds.items())},
@@ -55,9 +54,23 @@ def engine(run: Run, name: str) -> Answer:
     }
 
 
+def _told(at: float, event: Event, lives: list[Answer], versions: list[Answer]) -> None:
+    """One event of the engine."""
+    if isinstance(event, EngineReady):
+        lives.append(_born(at, event))
+    elif isinstance(event, EngineLost) and lives:
+        lives[-1] |= {"ended_at": at, "end": "lost", "phase": event.phase, "reason": event.reason}
+    elif isinstance(event, EngineRemoved) and lives:
+        lives[-1] |= {"ended_at": at, "end": "removed", "reason": event.reason}
+    elif isinstance(event, EngineFenced) and lives:
+        lives[-1]["fenced"].append({"at": at, "version": event.version, "reason": event.reason})
+    elif isinstance(event, VersionAttested):
+        versions.append({"version": event.version, "at": at, "level": event.level})
+
+
 def _born(at: float, event: EngineReady) -> Answer:
     born = {"url": event.url, "pid": event.pid, "worker_type": event.worker_type, "updated": event.updated}
-    return {"ready_at": at, **born, "ended_at": None, "reason": None, "fenced": []}
+    return {"ready_at": at, **born, "ended_at": None, "end": None, "reason": None, "fenced": []}
 
 
 def _tokens(run: Run, name: str) -> Answer:
@@ -83,8 +96,8 @@ def engine_lines(told: Answer) -> Iterator[str]:
             of = f" by {fence['version']}" if fence["version"] else ""
             yield f"  {clock_time(fence['at'])}  fenced{of}: {fence['reason']}"
         if life["ended_at"] is not None:
-            where = f"lost in {life['phase']}" if "phase" in life else "removed"
-            yield f"  {clock_time(life['ended_at'])}  {where}: {life['reason']}"
+            where = f" in {life['phase']}" if "phase" in life else ""
+            yield f"  {clock_time(life['ended_at'])}  {life['end']}{where}: {life['reason']}"
     for name, seconds in told["seconds"].items():
         count = f", {told['requests']} requests" if name == "rollout" else ""
         yield f"  {name:<10} {seconds:.3f} s{count}"
