@@ -24,8 +24,8 @@ train: $(VENV)/installed
 	$(BIN)/turnout train examples/quickstart.yaml --seed $(SEED) $(if $(RUN_DIR),--run-dir $(RUN_DIR)) $(ARGS)
 
 check: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples mkdocs_hooks.py
+	$(BIN)/ruff format --check src tests benchmarks examples mkdocs_hooks.py
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
@@ -57,9 +57,13 @@ fmt: $(VENV)/installed
 	$(BIN)/ruff format src tests benchmarks examples
 	$(BIN)/ruff check --fix src tests benchmarks examples
 
+# the generated pages, then the site in build/site
 docs: $(VENV)/installed
 	$(BIN)/python -m turnout.config.reference docs/flags.md
+	$(BIN)/python -m turnout.config.slime_page docs/coming-from-slime.md
 	$(BIN)/python -m turnout.weights.state_tables docs/weights.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 # pictures of every view of the dashboard and of the panel, from real runs; needs Chromium
 screenshots: $(VENV)/installed

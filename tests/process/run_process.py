@@ -20,10 +20,10 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "TURNOUT_DEBUG": "0", **extra}
 
 
-def start(*words: str, **extra: str) -> subprocess.Popen[str]:
+def start(*words: str, cwd: Path = ROOT, **extra: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "turnout.cli.main", *words],
-        cwd=ROOT,
+        cwd=cwd,
         env=environment(**extra),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

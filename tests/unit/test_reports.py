@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| ((?:ROL|ASY|CKP|MEM|MET|WGT)-\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| ((?:ROL|ASY|CKP|MEM|MET|WGT|CFG|DAT|RTR)-\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
 CASES = {
     "ROL": "01 02 04 05 07 08 10 11 13 14 16 17 19 20 22 23",
     "ASY": "01 02 04 05 07 08 10 11 13 14",
     "CKP": "01 02 04 05 07 08 10 11 13",
     "MEM": "01 02 04 05 07",
     "MET": "01 02 04 05",
-    "WGT": "01 02 05 10 11 13 14 16 17 19 25 31",
+    "WGT": "01 02 05 10 11 13 14 16 17 19 25 26 31",
+    "CFG": "01 04 05 10 14 16",
+    "DAT": "01 02 05 07 08 10 11 14",
+    "RTR": "01 02 05 08 13 16 17 19 22",
 }
 IDS = [f"{kind}-{number}" for kind, numbers in CASES.items() for number in numbers.split()]
 

@@ -122,8 +122,10 @@ mean the same are the same; some have another name here, which is understood; so
 passed over, with a line at the start that says so and why; the rest is refused, all at once, with what to do.
 Nothing is dropped silently, and a typing error is refused with the nearest names.
 
-    turnout train --hf-checkpoint DIR --prompt-data FILE.jsonl ...the flags of your script...
-    turnout check --hf-checkpoint DIR ...the same...      # what would be refused, what would not work
+```sh
+turnout check --hf-checkpoint smollm2-135m --prompt-data sums.jsonl --rm-type math --num-epoch 1 ...
+turnout train --hf-checkpoint smollm2-135m --prompt-data sums.jsonl --rm-type math --num-epoch 1 ...
+```
 
 - The model's shape (`--num-layers` and its kin) comes from `--hf-checkpoint`. Checkpoints need no conversion.
 - `--sglang-NAME VALUE` goes to `sglang.launch_server` (with `--engine sglang`), `--router-NAME VALUE` to a router.

@@ -23,7 +23,9 @@ def test_the_run_loads_and_its_functions_are_there(task, tmp_path, monkeypatch, 
     assert "cd mine" in out and "mine/run.yaml" in out
     monkeypatch.chdir(tmp_path / "mine")
     config = load(tmp_path / "mine" / RUN)
-    assert load(tmp_path / "mine" / RUN, ["--hf-checkpoint", "tiny:llama"]).hf_checkpoint == "tiny:llama"
+    told = re.search(r"turnout train run\.yaml (--hf-checkpoint .*?)  ", out)
+    assert told is not None and told[1] in (tmp_path / "mine" / RUN).read_text()
+    assert load(tmp_path / "mine" / RUN, told[1].split()).hf_checkpoint == "tiny:llama"
     for flag, path in (
         ("--custom-rm-path", config.custom_rm_path),
         ("--custom-generate-function-path", config.custom_generate_function_path),

@@ -25,7 +25,7 @@ def test_defaults_then_file_then_command_line(write):
     assert config.n_samples_per_prompt == specs()["n_samples_per_prompt"].default == 8
 
 
-def test_falsy_values_of_the_file_win_over_truthy_defaults(write):
+def test_cfg_10_falsy_values_of_the_file_win_over_truthy_defaults(write):
     path = write(
         "clip_grad: 0\ntensorboard: false\nmax_failed_groups: 0\ninput_key: ''\nbefore_after_samples: 0\n"
     )
@@ -34,7 +34,7 @@ def test_falsy_values_of_the_file_win_over_truthy_defaults(write):
     assert (config.input_key, config.before_after_samples) == ("", 0)
 
 
-def test_zero_is_not_the_same_as_not_given(write):
+def test_cfg_05_zero_is_not_the_same_as_not_given(write):
     assert load(write(), []).save_interval is None
     assert only(write("save_interval: 0\nsave: ck\n"), []).where.startswith("--save-interval")
 

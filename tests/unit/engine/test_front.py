@@ -135,7 +135,7 @@ class SlowCompute:
         return Activated(Attested("w", "a" * 32, 0.0), 3, 0.0)
 
 
-def test_a_second_update_is_refused_while_one_runs_and_not_after():
+def test_wgt_26_a_second_update_is_refused_while_one_runs_and_not_after():
     async def scenario() -> None:
         compute = SlowCompute()
         async with TestClient(TestServer(Server(cast("ComputeThread", compute)).app())) as client:

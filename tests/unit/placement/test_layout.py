@@ -51,7 +51,7 @@ def test_colocated_halves_of_unequal_sizes_begin_at_one_device(actor, rollout):
     assert [seat.devices[0].index for seat in layout.seats] == list(range(rollout))
 
 
-def test_devices_are_ordered_as_numbers():
+def test_cfg_04_devices_are_ordered_as_numbers():
     found = [
         ("10.0.0.10", "0"),
         ("10.0.0.2", "10"),

@@ -60,7 +60,7 @@ def faults(one: DataSpec, tok: HubTokenizer) -> list[str]:
 # --- the ready-made inputs, by name ---
 
 
-def test_bom_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_11_bom_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     path = put(tmp_path, "bom.jsonl", b"\xef\xbb\xbf", {"prompt": "a", "label": "1"})
     [prompt] = load_prompts(spec(path), tok)
     assert (prompt.text, prompt.label, prompt.token_ids) == ("a", "1", (ord("a"),))
@@ -71,7 +71,7 @@ def test_crlf_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     assert [(p.text, p.label) for p in load_prompts(spec(path), tok)] == [("a", "1"), ("b", "2")]
 
 
-def test_seps_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_10_seps_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     text = "a\u2028b\u2029\u0085c\x7f"
     path = put(tmp_path, "seps.jsonl", json.dumps({"prompt": text, "label": "x"}, ensure_ascii=False) + "\n")
     [prompt] = load_prompts(spec(path), tok)
@@ -79,19 +79,19 @@ def test_seps_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     assert tok.decode(prompt.token_ids) == text
 
 
-def test_blank_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_11_blank_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     path = put(tmp_path, "blank.jsonl", "\n", {"prompt": "a", "label": "1"}, "\n   \n")
     assert [p.prompt_id for p in load_prompts(spec(path), tok)] == ["0"]
 
 
-def test_broken_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_11_broken_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     good = {"prompt": "a", "label": "1"}
     path = put(tmp_path, "broken.jsonl", good, good, good, '{"prompt": "a", "label":')
     [line] = faults(spec(path), tok)
     assert line.startswith(f'{path}:4 = {{"prompt": "a", "label":: is not JSON')
 
 
-def test_types_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_08_types_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     labels = ["007", 7, 7.0, "1e5", ["a", "b"], None, True]
     path = put(tmp_path, "types.jsonl", *({"prompt": "a", "label": label} for label in labels))
     loaded = [p.label for p in load_prompts(spec(path), tok)]
@@ -99,7 +99,7 @@ def test_types_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     assert [type(x) for x in loaded] == [type(x) for x in labels]
 
 
-def test_nolabel_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_14_nolabel_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     rows = ({"prompt": "a"}, {"label": "1"}, {"prompt": None, "label": "1"}, {"prompt": "", "label": "1"})
     path = put(tmp_path, "nolabel.jsonl", *rows)
     lines = faults(spec(path), tok)
@@ -146,7 +146,7 @@ def tool_talk(arguments: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_tools_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_07_tools_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     talks = [tool_talk({"x": 1}), tool_talk('{"x": 1}')]
     given_tools: list[Any] = [[TOOL], json.dumps([TOOL]), None]
     rows = ({"prompt": talk, "tools": tools} for talk in talks for tools in given_tools)
