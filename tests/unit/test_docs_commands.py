@@ -42,7 +42,7 @@ def parsers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
     monkeypatch.setattr(model_zoo, "resolve_checkpoint", Path)
     targets = [command.target.partition(":")[0] for command in COMMANDS.values()]
-    for name in [*targets, "turnout.cli.weights_map", "turnout.cli.weights_follow"]:
+    for name in [*targets, "turnout.cli.weights_map", "turnout.cli.weights_follow", "turnout.plan.make"]:
         module = importlib.import_module(name)
         if getattr(module, "load", None) is load:
             monkeypatch.setattr(module, "load", load_only)
