@@ -64,6 +64,9 @@ RULES = (
     Rule(r"turnout bench conformance", "parse", "minutes; whole in tests/process/test_conformance.py"),
     Rule(r"turnout engines ", "parse", "needs a run at work: tests/process/test_engines_command.py"),
     Rule(r"turnout weights follow ", "parse", "needs an engine and a store: tests/process/test_follower.py"),
+    Rule(r"turnout dash ", "parse", "serves without an end; the tour has the same"),
+    Rule(r"turnout plan ", "parse", "the tour plans, and tests/unit/plan"),
+    Rule(r"turnout model push ", "parse", "needs a hub"),
     Rule(r"turnout new ", "parse", "writes files: tests/unit/cli runs what it writes"),
     Rule(r"turnout [a-z]+", "parse", "not said"),  # the last: a command that has no rule of its own yet
 )
