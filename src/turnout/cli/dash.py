@@ -61,10 +61,10 @@ async def _serve(server: DashServer, host: str, ports: range) -> None:
     await runner.setup()
     try:
         site = await _listens(runner, host, ports)
-        print(f"dashboard at {site} (Ctrl-C ends it)", flush=True)
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        print(f"dashboard at {site} (Ctrl-C ends it)", flush=True)
         await stop.wait()
     finally:
         await runner.cleanup()
