@@ -49,6 +49,7 @@ class Source:
             reason = "has fewer rows than the vocabulary of its config.json"
             raise ModelError([Fault(f"{folder}: {name}", "", reason) for name in padded])
         self._files: Mapping[str, Path] = checkpoint_files(folder)
+        self._opened: dict[Path, Any] = {}
         self._parts: dict[str, list[ExportEntry]] = {}
         for entry in self.entries:
             self._parts.setdefault(entry.parameter, []).append(entry)
@@ -74,5 +75,8 @@ class Source:
         return out
 
     def _slice(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
-        with safe_open(self._files[name], framework="pt") as opened:
-            return opened.get_slice(name)[tuple(slice(at, at + size) for at, size in zip(start, shape))]
+        path = self._files[name]
+        if path not in self._opened:  # a header is long where there are many experts
+            self._opened[path] = safe_open(path, framework="pt")
+        part = tuple(slice(at, at + size) for at, size in zip(start, shape))
+        return self._opened[path].get_slice(name)[part]
