@@ -50,7 +50,11 @@ def in_shell(shell: str, program: str, *flags: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("words", "offered", "others"), CASES, ids=" ".join)
+def named(words) -> str:
+    return " ".join(sorted(words) if isinstance(words, set) else words)
+
+
+@pytest.mark.parametrize(("words", "offered", "others"), CASES, ids=named)
 def test_bash(words, offered, others, scripts):
     line = " ".join(shlex.quote(word) for word in ["turnout", *words])
     program = (
@@ -61,7 +65,7 @@ def test_bash(words, offered, others, scripts):
     assert offered <= found and not others & found
 
 
-@pytest.mark.parametrize(("words", "offered", "others"), CASES, ids=" ".join)
+@pytest.mark.parametrize(("words", "offered", "others"), CASES, ids=named)
 def test_zsh(words, offered, others, scripts):
     line = " ".join(shlex.quote(word) for word in ["turnout", *words])
     state = f"words=({line}); CURRENT={len(words) + 1}; PREFIX={shlex.quote(words[-1])}"
@@ -69,7 +73,7 @@ def test_zsh(words, offered, others, scripts):
     assert offered <= found
 
 
-@pytest.mark.parametrize(("words", "offered", "others"), CASES, ids=" ".join)
+@pytest.mark.parametrize(("words", "offered", "others"), CASES, ids=named)
 def test_fish(words, offered, others, scripts, tmp_path):
     script = tmp_path / "turnout.fish"
     script.write_text(scripts["fish"])
