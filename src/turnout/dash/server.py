@@ -1,4 +1,4 @@
-"""The dashboard's web server: a page of three files, and JSON. It changes nothing, neither in the run nor on disk.
+"""The dashboard's web server: a page of three files, and JSON. It changes nothing, in the run or its files.
 
 Promises: beyond loopback every call needs the token, compared in constant time; on loopback only calls that name a
 loopback host are answered, so that no page of another site reads a run through a name that it points here; the page

@@ -26,6 +26,7 @@ from turnout.observe.run_reader import RunReader
 from turnout.observe.timeline import spans
 from turnout.placement.processes import process_state
 from turnout.rollout.ledger_list import LedgerList, Wanted
+from turnout.rollout.ledger_schema import state_of
 
 OTHER_SECONDS = ("step", "evaluate", "checkpoint")
 OVERVIEW = (
@@ -55,7 +56,7 @@ class RunSource:
         self.config: dict[str, Any] = _json(root / "config.json")
         self.texts = Texts(self.config, find)
         self._ledger: LedgerList | None = None
-        self._ledger_file: tuple[int, int] | None = None
+        self._ledger_state: tuple[int, ...] = ()
         self._counts: tuple[float, dict[str, int]] = (0.0, {})
 
     def head(self) -> dict[str, Any]:
@@ -174,12 +175,12 @@ class RunSource:
         """Of the ledger that is there now; raises DataError, DeadlineExceeded."""
         path = self.root / LEDGER
         try:
-            stat = path.stat()
+            state = state_of(path)
         except OSError:
             raise DataError(Fault("ledger", str(path), "is not there")) from None
-        if self._ledger is None or self._ledger_file != (stat.st_dev, stat.st_ino):
+        if self._ledger is None or self._ledger_state != state:
             self.close()
-            self._ledger, self._ledger_file = LedgerList.of(path), (stat.st_dev, stat.st_ino)
+            self._ledger, self._ledger_state = LedgerList.of(path), state
         try:
             return ask(self._ledger)
         except sqlite3.Error as fault:

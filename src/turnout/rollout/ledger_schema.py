@@ -23,7 +23,17 @@ log = logging.getLogger(__name__)
 APPLICATION_ID = 0x54726E74  # "Trnt", in the header of the file
 BUSY_S = 2.0
 LEAST_BYTES = 512
+WAL_FORMAT = b"\2\2"  # bytes 18 and 19 of a file whose journal is a write-ahead log
 WAL_PAGES = 16_000
+START_ANEW = "resume from a checkpoint's copy, or start anew"
+COPY = "its log can't be read from here: copy the directory to where you can write, or ask as the run's user"
+REMEDIES = {  # where the file itself is not at fault
+    sqlite3.SQLITE_READONLY: COPY,
+    sqlite3.SQLITE_CANTOPEN: COPY,
+    sqlite3.SQLITE_BUSY: "another process has it alone: ask again when that has ended",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "look at the disk",
+}
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"})
 
 # WITHOUT ROWID where rows are small: of one above a quarter of a page the rest would take a page of its own.
@@ -101,16 +111,40 @@ def new_copy(path: Path) -> sqlite3.Connection:
 
 
 def read_database(path: Path) -> Database:
-    """Opens a ledger to read only, also beside its writer. Raises DataError."""
+    """Opens a ledger to read only, also beside its writer. Raises DataError.
+
+    One that no process has open is read without a file beside it, and taken to stay as it is: whoever keeps the
+    connection compares `state_of`."""
     if not path.is_file():
         raise _refused(path, "there is no such file", "name the directory of a run")
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+    how = "immutable=1" if _at_rest(path) else "mode=ro"
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_S)
     with _closed_if_refused(connection, path):
         _check_kind(connection, path)
         version = _version(connection)
         if version != len(MIGRATIONS):
             raise _wrong_version(path, version)
     return Database(connection, path)
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+    """Equal as long as a connection of read_database may be kept. Raises OSError where there is no file."""
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns if _at_rest(path) else 0
+
+
+def _at_rest(path: Path) -> bool:
+    """Whether all of the file's write-ahead log is in it. Then nobody has it open: who does keeps a file -shm,
+    which a reader would make as well, and leave there."""
+    path = path.resolve()  # of a link they lie beside what it points to
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        with path.open("rb") as file:
+            form = file.read(20)[18:]
+        empty = not log.exists() or log.stat().st_size == 0
+        return form == WAL_FORMAT and empty and not path.with_name(f"{path.name}-shm").exists()
+    except OSError:
+        return False  # SQLite says why
 
 
 @contextmanager
@@ -120,7 +154,8 @@ def _closed_if_refused(connection: sqlite3.Connection, path: Path) -> Iterator[N
         yield
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise _refused(path, f"can't be read: {error}") from None
+        remedy = REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, START_ANEW)
+        raise _refused(path, f"can't be read: {error}", remedy) from None
     except DataError:
         connection.close()
         raise
@@ -186,7 +221,5 @@ def _wrong_version(path: Path, version: int) -> DataError:
     return _refused(path, f"has schema version {version} of {len(MIGRATIONS)}", "resume the run: it migrates")
 
 
-def _refused(
-    path: Path, reason: str, remedy: str = "resume from a checkpoint's copy, or start anew"
-) -> DataError:
+def _refused(path: Path, reason: str, remedy: str = START_ANEW) -> DataError:
     return DataError(Fault("ledger", str(path), reason, remedy))

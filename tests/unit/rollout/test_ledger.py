@@ -481,6 +481,42 @@ def test_a_reader_reads_beside_the_writer_and_never_writes(tmp_path: Path) -> No
         reader._connection.execute("DELETE FROM groups")
 
 
+def test_reading_a_ledger_at_rest_leaves_no_file_beside_it(tmp_path: Path) -> None:
+    """Where the folder can't be written it could not make one either."""
+    path = tmp_path / "ledger.sqlite"
+    ledger = file_ledger(tmp_path)
+    book = GroupBook(Log(), ledger)
+    begun(book, 0)
+    assert ledger_schema.state_of(path) == ledger_schema.state_of(path)
+    live = ledger_schema.state_of(path)
+    ledger.close()
+    at_rest = ledger_schema.state_of(path)
+    assert at_rest != live
+    reader = LedgerReader.of(path)
+    assert reader.find(fresh(0).group_id) is not None
+    assert [one.name for one in tmp_path.iterdir()] == ["ledger.sqlite"]
+    again = file_ledger(tmp_path)  # a resume: the reader's connection is out of date
+    assert ledger_schema.state_of(path) != at_rest
+    again.close()
+    reader.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["ledger.sqlite"]
+
+
+def test_a_ledger_that_can_not_be_opened_is_not_told_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_ledger(tmp_path).close()
+    error = sqlite3.OperationalError("attempt to write a readonly database")
+    error.sqlite_errorcode = sqlite3.SQLITE_READONLY_DIRECTORY
+
+    def refuses(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ledger_schema, "_check_kind", refuses)
+    with pytest.raises(DataError, match=r"readonly database -> .*copy the directory"):
+        read_database(tmp_path / "ledger.sqlite")
+
+
 def test_an_in_memory_ledger_goes_on_with_its_next_incarnation() -> None:
     database = open_database(None)
     first = Ledger(database, claim())
