@@ -22,6 +22,7 @@ from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, Fault
 from turnout.observe.metrics import SECONDS, Row, read_metrics
 from turnout.plan.batching import EnginePace, engine_seconds
+from turnout.plan.lengths import changed
 from turnout.plan.rates import Measured
 from turnout.rollout.ledger_read import LedgerReader
 
@@ -101,13 +102,17 @@ def _step(ledger: LedgerReader, step: int, row: Row) -> Step:
     return Step(tuple(lengths), row.get("tokens/prompt") or 0.0, seconds)
 
 
-def lengths_of(runs: Sequence[Recorded]) -> tuple[int, ...]:
-    """Of all samples; raises ConfigError where the ledgers tell none."""
-    found = tuple(length for run in runs for step in run.steps for length in step.lengths)
+def lengths_of(runs: Sequence[Recorded], limit: int, factor: float) -> tuple[int, ...]:
+    """Of all samples, as they would be under `limit` and `factor` times as long; raises ConfigError where the
+    ledgers tell none."""
+    found: list[int] = []
+    for run in runs:
+        own = [length for step in run.steps for length in step.lengths]
+        found += changed(own, run.config.rollout_max_response_len, limit, factor)
     if not found:
         names = ", ".join(str(run.folder) for run in runs)
         raise ConfigError(Fault(FLAG, names, "the ledger holds no lengths"))
-    return found
+    return tuple(found)
 
 
 def measured(runs: Sequence[Recorded], prior: tuple[float, float, float]) -> Measured:

@@ -136,26 +136,38 @@ def _keys(where: tuple[Any, ...]) -> list[str]:
     return list((parts.get(str(where[0]), Cluster) if where else Cluster).model_fields)
 
 
-# GB, dense 16-bit TFLOP/s and GB/s of what NVIDIA's data sheets say; by how the driver names it.
+# GB, dense 16-bit TFLOP/s and GB/s of what NVIDIA's data sheets say; by words of the name that the driver gives it.
 KNOWN = {
     "H200": (141.0, 989.0, 4800.0),
-    "H100": (80.0, 989.0, 3350.0),
-    "A100": (80.0, 312.0, 2039.0),
+    "H100 80GB": (80.0, 989.0, 3350.0),
+    "A100 80GB": (80.0, 312.0, 2039.0),
+    "A100 40GB": (40.0, 312.0, 1555.0),
     "L40S": (48.0, 362.0, 864.0),
     "4090": (24.0, 165.0, 1008.0),
 }
+VARIANTS = frozenset({"NVL", "PCIe", "Laptop", "D", "MIG"})  # of H100, H200 and 4090, with other numbers
 CORE_TFLOPS = {"amx_bf16": 0.6, "avx512f": 0.1, "avx2": 0.05}
 OTHER_CORE_TFLOPS, CORE_GB_PER_S = 0.02, 12.0
+
+
+def known_kind(name: str) -> str | None:
+    """The key of KNOWN for a GPU's whole name, such as NVIDIA A100-SXM4-40GB."""
+    words = set(re.split(r"[\s-]+", name))
+    if "A100" not in words and words & VARIANTS:
+        return None
+    return next((kind for kind in KNOWN if words.issuperset(kind.split())), None)
 
 
 def this_machine(proc: Path = Path("/proc")) -> Found:
     """GPUs where there are any, else cores. Raises ConfigError for a GPU that is not known here."""
     gpus = visible_gpus()
     if gpus:
-        names = "\n".join(p.read_text() for p in proc.glob("driver/nvidia/gpus/*/information"))
-        kind = next((kind for kind in KNOWN if kind in names), None)
+        told = "\n".join(p.read_text() for p in proc.glob("driver/nvidia/gpus/*/information"))
+        names = set(re.findall(r"^Model:[ \t]*(.*)", told, re.MULTILINE))
+        kinds = {known_kind(name) for name in names}
+        kind = kinds.pop() if len(kinds) == 1 else None
         if kind is None:
-            reason = f"{gpus} GPUs of a kind that is not known here"
+            reason = f"{gpus} GPUs of a kind that is not known here ({', '.join(sorted(names)) or 'no name'})"
             raise ConfigError(Fault("this machine", "", reason, "describe them with --cluster-file"))
         memory, tflops, speed = KNOWN[kind]
         device = Device(name=kind, memory_gb=memory, tflops=tflops, memory_gb_per_s=speed)

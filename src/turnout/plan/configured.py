@@ -25,14 +25,14 @@ def own_layout(config: RunConfig, cluster: Cluster) -> Layout | None:
 
 
 def own_parts(config: RunConfig, work: Work, found: Found, known: Measured | None) -> Parts | None:
-    """None where the layout is not one of the model's, or does not fit."""
+    """None where the layout or the transport is not one of the model's on this cluster, or does not fit."""
     layout = own_layout(config, found.cluster)
     if layout is None:
         return None
     mode, way = config.update_weight_mode, config.update_weight_transport
     wanted = "disk delta" if (mode, way) == ("delta", "disk") else way
     _, _, parts = parts_of(work, layout, found, known)
-    return next((one for one in parts if one.update.transport == wanted), parts[0] if parts else None)
+    return next((one for one in parts if one.update.transport == wanted), None)
 
 
 def own_prediction(

@@ -15,7 +15,7 @@ from turnout.plan.cluster import Cluster, Found, read_cluster, this_machine
 from turnout.plan.configured import own_prediction
 from turnout.plan.flags import Flags, checked
 from turnout.plan.layouts import Layout, Work
-from turnout.plan.lengths import changed, expected
+from turnout.plan.lengths import expected
 from turnout.plan.rates import Measured, rates
 from turnout.plan.report import Plan
 from turnout.plan.search import Candidate, best_of, candidates, confirmed, smallest
@@ -90,8 +90,7 @@ def work_of(config: RunConfig, runs: Sequence[Recorded], asked: Asked) -> tuple[
     lengths = expected(limit)
     source = "assumed: lognormal, a quarter of --rollout-max-response-len its median"
     if runs:
-        before = min(run.config.rollout_max_response_len for run in runs)
-        lengths = changed(lengths_of(runs), before, limit, asked.scale)
+        lengths = lengths_of(runs, limit, asked.scale)
         source = f"measured: {', '.join(run.folder.name for run in runs)}"
         groups = sum(run.config.rollout_batch_size * len(run.steps) for run in runs)
         prompt = sum(step.prompt_tokens for run in runs for step in run.steps) / groups

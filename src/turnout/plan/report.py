@@ -60,8 +60,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         return
     yield from _best(plan.best, cluster.memory * USABLE, cluster.cores)
     yield from _timeline(plan.best)
-    if plan.own is not None:
-        yield f"\nAs configured: {_told(plan.own)}"
+    untold = "not predicted: its layout or its transport is none of the planner's here, or it does not fit"
+    yield f"\nAs configured: {untold if plan.own is None else _told(plan.own)}"
     yield from _others(plan.rows, plan.best)
     yield from _misfits(plan.rows)
     yield from _flags(plan)

@@ -20,6 +20,7 @@ UNKNOWN = (
     "n_embd",
 )  # attention or layers that are not counted here
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+OPTIONAL = ("num_key_value_heads", "head_dim", "moe_intermediate_size", "num_experts_per_tok", *EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,25 @@ class ModelShape:
         return self.layers * 2 * self.hidden + whole if checkpointing else self.layers * whole
 
 
-def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
+def shape_of(config: object, where: str) -> ModelShape:
     """Reads a config.json; raises ConfigError for what it lacks or what is not counted here."""
-    row = {**config, **config.get("text_config", {})}
+    inner_config = config.get("text_config") if isinstance(config, Mapping) else None
+    if not isinstance(config, Mapping) or not isinstance(inner_config, Mapping | None):
+        raise ConfigError(Fault(where, "", "is no model's config.json: not a mapping"))
+    row: dict[str, Any] = {**config, **(inner_config or {})}
     faults = [
         Fault(where, name, "layers of this kind are not counted by the planner", "plan with a dense model")
         for name in UNKNOWN
         if row.get(name) is not None
     ]
-    for name in NEEDED:
+    for name in (*NEEDED, *(name for name in OPTIONAL if row.get(name))):
         value = row.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             faults.append(Fault(where, f"{name} {value}", "needs a whole number above 0"))
+    if not faults and not row.get("head_dim") and row["num_attention_heads"] > row["hidden_size"]:
+        faults.append(
+            Fault(where, f"num_attention_heads {row['num_attention_heads']}", "is above hidden_size")
+        )
     if faults:
         raise ConfigError(faults)
     experts = next((int(row[name]) for name in EXPERTS if row.get(name)), 0)

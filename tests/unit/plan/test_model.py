@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from benchmarks.schedule_bound import Shop, best_makespan
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from turnout.core.errors import ConfigError
 from turnout.plan.batching import EnginePace, batch_seconds, drawn, engine_seconds
-from turnout.plan.cluster import Cluster, Device, Found, Link, Links, Site
+from turnout.plan.cluster import KNOWN, Cluster, Device, Found, Link, Links, Site, this_machine
 from turnout.plan.layouts import Layout, Work, fit, layouts
 from turnout.plan.lengths import changed, expected
 from turnout.plan.rates import rates, updates
@@ -60,6 +61,54 @@ def test_a_mixture_computes_less_than_it_holds() -> None:
 def test_what_is_not_counted_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         shape_of(LLAMA_70B | change, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ([LLAMA_70B], "not a mapping"),
+        (LLAMA_70B | {"text_config": "x"}, "not a mapping"),
+        (SMOLLM2 | {"num_attention_heads": 577}, "num_attention_heads 577: is above hidden_size"),
+        (LLAMA_70B | {"num_key_value_heads": [8]}, "num_key_value_heads"),
+    ],
+)
+def test_a_config_that_is_no_good(config: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        shape_of(config, "config.json")
+
+
+def test_a_text_config_that_is_null_is_none() -> None:
+    assert shape_of(SMOLLM2 | {"text_config": None}, "x") == shape_of(SMOLLM2, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100 80GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA GH200 480GB", None),
+    ],
+)
+def test_a_gpu_is_known_by_whole_words_of_its_name(
+    name: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    file = tmp_path / "driver/nvidia/gpus/0000:01:00.0/information"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"Model: \t\t {name}\nIRQ:   \t\t 12\n")
+    if kind is None:
+        with pytest.raises(ConfigError, match=rf"2 GPUs of a kind that is not known here \({name}\)"):
+            this_machine(tmp_path)
+        return
+    found = this_machine(tmp_path).cluster
+    assert (found.devices, found.device.name, found.device.memory_gb) == (2, kind, KNOWN[kind][0])
 
 
 # Batching

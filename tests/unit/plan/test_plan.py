@@ -12,7 +12,7 @@ from turnout.cli.plan import command
 from turnout.config.load import dump, load
 from turnout.config.run_config import RunConfig
 from turnout.core.errors import ConfigError, ModelError
-from turnout.plan.calibrate import fitted, read_run
+from turnout.plan.calibrate import Recorded, Step, fitted, read_run
 from turnout.plan.cluster import read_cluster
 from turnout.plan.configured import own_prediction
 from turnout.plan.make import Asked, plan_of, work_of
@@ -86,6 +86,12 @@ def test_one_candidate_is_one_answer(run: Path, tmp_path: Path) -> None:
     assert first.lag <= config.max_staleness and first.step_s > 0
 
 
+def test_a_transport_that_the_cluster_has_not_is_not_replaced_by_another(run: Path, tmp_path: Path) -> None:
+    without = cluster_of(tmp_path, CLUSTER.replace("disk: {gb_per_s: 5}", "disk: null"))
+    plan = plan_of(Asked(run, ("--update-weight-transport", "disk"), cluster=without))
+    assert plan.own is None and "As configured: not predicted" in render(plan)
+
+
 def test_a_model_that_fits_nowhere_is_told_what_would_hold_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,12 +155,26 @@ def test_one_step_beside_something_else_does_not_spoil_the_fit() -> None:
 
 def recorded(folder: Path, steps: int, **options: object) -> Path:
     folder.mkdir()
-    config = RunConfig.model_validate(RUN | {"hf_checkpoint": "tiny:llama"} | options)
+    config = config_of(**options)
     (folder / "config.json").write_text(dump(config))
     rows = [{"step": at + 1, "seconds/train": 1.0, "seconds/rollout": 2.0} for at in range(steps)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "ledger.sqlite").touch()
     return folder
+
+
+def test_lengths_of_two_runs_are_cut_and_stretched_by_the_limit_of_each(run: Path) -> None:
+    """What the longer run finished above the shorter's limit was not cut."""
+    runs = [
+        Recorded(Path(name), config_of(rollout_max_response_len=limit), (Step(lengths, 8.0, {}),), 1, 1, None)
+        for name, limit, lengths in (("short", 100, (50, 100)), ("long", 400, (50, 150, 400)))
+    ]
+    work, source = work_of(load(run, ["--rollout-max-response-len", "1000"]), runs, Asked(run))
+    assert work.lengths == (50, 1000, 50, 150, 1000) and "short, long" in source
+
+
+def config_of(**options: object) -> RunConfig:
+    return RunConfig.model_validate(RUN | {"hf_checkpoint": "tiny:llama"} | options)
 
 
 def test_a_run_with_too_few_steps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
