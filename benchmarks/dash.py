@@ -40,7 +40,7 @@ ARGUMENTS = [
     "--disable-quic",
 ]
 STEP_S, REFRESH_S, TRIES = 2.0, 12.0, 3
-VIEWS = ("overview", "distributions", "weights", "health", "trajectories")
+VIEWS = ("overview", "distributions", "lanes", "weights", "buffer", "health", "waits", "trajectories")
 PAINT = "() => (performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime || null"
 
 

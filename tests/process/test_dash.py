@@ -74,8 +74,9 @@ class clean_page:
         return self.page
 
     def __exit__(self, *error: object) -> None:
+        wrong = list(self.wrong)  # what is asked when it closes fails
         self.page.close()
-        assert error[0] is not None or self.wrong == []
+        assert error[0] is not None or wrong == []
 
 
 def shown(page: Any, view: str) -> None:

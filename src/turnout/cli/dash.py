@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,8 @@ async def _listens(runner: object, host: str, ports: range) -> str:
             await site.start()
         except OSError as fault:
             reason = fault.strerror or str(fault)
+            if fault.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise ConfigError(Fault("--host", host, reason, "give an address of this machine")) from None
             if port == ports[-1]:
                 raise ConfigError(Fault("--port", str(port), reason, "give another one")) from None
             continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hmac
 import json
 import re
@@ -131,7 +130,7 @@ class DashServer:
             answer = await handler(request)
         except web.HTTPException as fault:
             return web.json_response({"error": fault.reason}, status=fault.status, headers=HEADERS)
-        except (TimeoutError, DeadlineExceeded) as fault:
+        except (OSError, DeadlineExceeded) as fault:  # TimeoutError is one
             return web.json_response({"error": str(fault) or "took too long"}, status=503, headers=HEADERS)
         except TurnoutError as fault:
             return web.json_response({"error": str(fault)}, status=409, headers=HEADERS)
@@ -144,11 +143,12 @@ class DashServer:
         if kind.lower() == "basic":
             try:
                 given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
+            except ValueError:  # no base64, or no text
                 return False
         elif kind.lower() != "bearer":
             return False
-        return hmac.compare_digest(given.encode(), (self._settings.token or "").encode())
+        token = self._settings.token or ""
+        return hmac.compare_digest(*(text.encode("utf-8", "surrogateescape") for text in (given, token)))
 
     async def _page(self, request: web.Request) -> web.Response:
         name, kind = PAGE[request.path]
@@ -171,7 +171,11 @@ class DashServer:
         row: dict[str, Any] = {"epoch": reader.epoch, "revision": revision, "whole": whole}
         row |= {"width": reader.picture.bins.width, "head": self._source.head()}
         if whole or revision != since:
-            row["view"] = view(0 if whole else since)
+            found = view(0 if whole else since)
+            row |= {
+                "view": found,
+                "revision": found.pop("revision", revision),
+            }  # an older one is asked for again
         return row
 
     async def _lanes(self, request: web.Request) -> web.Response:

@@ -1,21 +1,25 @@
 """Everything that the dashboard tells of one run, as JSON values, from its directory. Reads only.
 
 Owns the reader of its logs and the connection to its ledger. All calls come from one thread. Promises: a call costs
-what has changed, not what there is; a file that isn't there yet, or can't be read, is told as a text in its place.
+what has changed, not what there is, but for two that read all they tell of: lanes of a stretch that still grows and
+groups by state, each done anew for at most a RARELY-th of the time. A file that isn't there yet, or can't be read,
+is told as a text in its place.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import socket
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turnout.config.rundir import LEDGER, RECORD
-from turnout.core.errors import ConfigError, DataError, Fault
+from turnout.core.errors import ConfigError, DataError, DeadlineExceeded, Fault
 from turnout.dash.texts import Texts
 from turnout.dash.trajectories import group_detail, group_rows, member_tokens, named_rows
 from turnout.observe.doctor import Seen, read_end, read_waits, verdict
@@ -34,7 +38,7 @@ OVERVIEW = (
     *(UNDER_WAY, BUFFERED, SLOTS, "weights/bytes", "weights/density", "train/grad_norm", "train/entropy"),
     *("train/approx_kl", "rollout/truncated_share", *(SECONDS + name for name in (*PHASES, *OTHER_SECONDS))),
 )
-COUNTS_EVERY_S = 10.0
+COUNTS_EVERY_S, RARELY = 10.0, 20
 LANE_STEPS, AHEAD_S = 6, 120.0
 CONFIG_SHOWN = (
     "num_rollout",
@@ -44,6 +48,27 @@ CONFIG_SHOWN = (
     "colocate",
     "engine",
 )
+
+
+@dataclass
+class Counted:
+    """Groups by state as they were at a revision of the picture, `why` they can't be counted, and when to count
+    them again."""
+
+    revision: int = -1
+    states: dict[str, int] = field(default_factory=dict[str, int])
+    why: str = ""
+    due: float = 0.0
+
+
+@dataclass
+class KeptLanes:
+    """An answer and what was asked: (epoch, start, end). It stands until `due`; for good where the log is read
+    beyond it."""
+
+    asked: tuple[int, float | None, float | None]
+    answer: dict[str, Any]
+    due: float
 
 
 class RunSource:
@@ -57,7 +82,8 @@ class RunSource:
         self.texts = Texts(self.config, find)
         self._ledger: LedgerList | None = None
         self._ledger_state: tuple[int, ...] = ()
-        self._counts: tuple[float, dict[str, int]] = (0.0, {})
+        self._counted = Counted()
+        self._kept: KeptLanes | None = None
 
     def head(self) -> dict[str, Any]:
         """What stands above every view."""
@@ -127,8 +153,23 @@ class RunSource:
 
     def lanes(self, start: float | None, end: float | None) -> dict[str, Any]:
         """Spans from `start` to `end` (wall seconds); None: the newest LANE_STEPS steps. `first` and `last` are the
-        times of the whole log, `whole` tells whether all of the stretch was read."""
+        times of the whole log, `whole` tells whether all of the stretch was read, `epoch` and `revision` when."""
         self.reader.advance()
+        epoch, revision = self.reader.epoch, self.reader.picture.revision
+        asked, kept, last = (epoch, start, end), self._kept, self.reader.windows.last
+        begun = time.monotonic()
+        if kept is not None and kept.asked == asked:
+            if kept.due == math.inf:
+                kept.answer = {**kept.answer, "revision": revision, "last": last}
+            if kept.answer["revision"] == revision or begun < kept.due:
+                return kept.answer
+        answer = {"epoch": epoch, "revision": revision, **self._read_lanes(start, end)}
+        now = time.monotonic()
+        ended = end is not None and last is not None and last > end + AHEAD_S
+        self._kept = KeptLanes(asked, answer, math.inf if ended else now + RARELY * (now - begun))
+        return answer
+
+    def _read_lanes(self, start: float | None, end: float | None) -> dict[str, Any]:
         windows = self.reader.windows
         if windows.first is None or windows.last is None:
             return {
@@ -150,12 +191,20 @@ class RunSource:
         return found | lane_rows(spans(events), start, end)
 
     def states(self, _revision: int = 0) -> dict[str, Any]:
-        """Groups by state, at most COUNTS_EVERY_S old, and the causes of those that were dropped or sent back."""
-        at, counts = self._counts
-        if time.monotonic() - at >= COUNTS_EVERY_S or not counts:
-            counts = self._asked(lambda ledger: ledger.states())
-            self._counts = time.monotonic(), counts
-        return {"states": counts, "causes": self.reader.picture.causes.most_common(100)}
+        """Groups by state, counted at `revision` and at most every COUNTS_EVERY_S, or `why` the counts are older or
+        none; and the causes of those that were dropped or sent back."""
+        counted, begun = self._counted, time.monotonic()
+        if begun >= counted.due:
+            try:
+                states = self._asked(lambda ledger: ledger.states())
+                counted = Counted(self.reader.picture.revision, states)
+            except (DataError, DeadlineExceeded) as fault:
+                counted = Counted(-1, counted.states, str(fault))
+            now = time.monotonic()
+            counted.due = now + max(COUNTS_EVERY_S, RARELY * (now - begun))
+            self._counted = counted
+        causes = self.reader.picture.causes.most_common(100)
+        return {"revision": counted.revision, "states": counted.states, "why": counted.why, "causes": causes}
 
     def groups(self, wanted: Wanted, slowest: bool) -> dict[str, Any]:
         """A page of groups. `slowest`: those that took longest, of all so far, whatever is wanted else."""
@@ -178,10 +227,10 @@ class RunSource:
             state = state_of(path)
         except OSError:
             raise DataError(Fault("ledger", str(path), "is not there")) from None
-        if self._ledger is None or self._ledger_state != state:
-            self.close()
-            self._ledger, self._ledger_state = LedgerList.of(path), state
         try:
+            if self._ledger is None or self._ledger_state != state:
+                self.close()
+                self._ledger, self._ledger_state = LedgerList.of(path), state
             return ask(self._ledger)
         except sqlite3.Error as fault:
             self.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnout.core.errors import TurnoutError
+from turnout.rollout.datasets import is_hub
 from turnout.rollout.rows import read_rows, split_path
 
 MAX_DATA_BYTES = 256 << 20
@@ -29,23 +30,23 @@ class Texts:
         self.missing = ""
         self._tried = False
 
-    def pieces(self, token_ids: Sequence[int]) -> list[str] | None:
-        """One text per token; None without a tokenizer (`missing` says why)."""
+    def pieces(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> list[str] | None:
+        """One text per token, as it reads after `before`; None without a tokenizer (`missing` says why)."""
         decode = self._tokenizer()
         if decode is None:
             return None
         texts: list[str] = []
-        held: list[int] = []
+        front, held = list(before or token_ids[:1]), list[int]()
         for token in token_ids:
             held.append(token)
-            text = decode(held)
+            text = _after(decode, front, held)
             if text.endswith(HALF) and len(held) < 8:
                 texts.append("")
                 continue
             texts.append(text)
-            held = []
+            front, held = held, []
         if held:
-            texts[-1] = decode(held)
+            texts[-1] = _after(decode, front, held)
         return texts
 
     def _tokenizer(self) -> Callable[[Sequence[int]], str] | None:
@@ -69,18 +70,31 @@ class Texts:
         data = self._config.get("prompt_data")
         if not isinstance(data, str) or data.startswith("reasoning_gym:"):
             return "", "the prompts of this run are made, not read from a file"
+        if data.startswith("verifiers:"):
+            return (
+                "",
+                f"the prompts of this run come from an environment of verifiers ({data}), not from a file",
+            )
+        if is_hub(data):
+            return "", f"the prompts of this run come from {data}; the dashboard reads no data set of the hub"
         if not prompt_id.isdecimal():
             return "", "the prompt has no row number"
         path = Path(split_path(data)[0]).expanduser()
-        if not path.is_file():
+        if not path.exists():
             return "", f"{path} is not here: start this in the directory in which the run was started"
         stat = path.stat()
-        if stat.st_size > MAX_DATA_BYTES:
+        if path.is_file() and stat.st_size > MAX_DATA_BYTES:
             return "", f"{path} is too large to be searched for one row"
         key = str(self._config.get("input_key") or "input")
         label = self._config.get("label_key")
         columns = (key, label) if isinstance(label, str) else (key,)
         return _row(str(path), stat.st_mtime_ns, int(prompt_id), columns)
+
+
+def _after(decode: Callable[[Sequence[int]], str], front: list[int], ids: list[int]) -> str:
+    """What tokens add to the text of those in front: some tokenizers drop the blank that a text begins with."""
+    base, text = decode(front), decode([*front, *ids])
+    return text[len(base) :] if text.startswith(base) else decode(ids)
 
 
 def _load(path: Path) -> tuple[Callable[[Sequence[int]], str] | None, str]:

@@ -10,7 +10,7 @@ from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger_list import LedgerList, Wanted
 from turnout.rollout.ledger_rows import GroupRow, Move
 
-TOKENS = 2048
+TOKENS, BEFORE = 2048, 8
 FORGOTTEN = {
     GroupState.TRAINED: "two newer checkpoints hold what followed",
     GroupState.DROPPED: "a group that is dropped keeps none",
@@ -127,7 +127,7 @@ def member_tokens(
         return None
     part = _cut(whole, first, first + TOKENS)
     steps = ledger.version_steps({label for _, label in part.spans.runs})
-    pieces = texts.pieces(part.response_ids)
+    pieces = texts.pieces(part.response_ids, whole.response_ids[max(0, first - BEFORE) : first])
     return {
         "group": group_id,
         "member": member,

@@ -62,7 +62,8 @@ class RunPicture:
         self.step: int | None = None
         self.evals: list[dict[str, Any]] = []
         self.open: dict[str, OpenGroup] = {}
-        self.buffered, self.slots, self._freed = 0, 0, 0
+        self.buffered, self.slots = 0, 0
+        self._held: Counter[int] = Counter()  # trained groups that keep their slot, by step
         self.counts: Counter[str] = Counter()
         self.causes: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
@@ -90,7 +91,7 @@ class RunPicture:
             case RunEnded():
                 self.status, self.reason = event.status, event.reason
             case VersionCommitted():
-                self.slots, self._freed = max(0, self.slots - self._freed), 0
+                self._committed(event.version)
             case _:
                 pass
         self.fleet.revision = self.revision
@@ -126,7 +127,7 @@ class RunPicture:
         }
         self.status, self.reason = "", ""
         self.incarnations = [*self.incarnations[-99:], (at, event.incarnation, event.resumed_at)]
-        self.slots, self._freed = len(self.open), 0
+        self.slots, self._held = len(self.open), Counter()
         if event.incarnation:
             told = "from the beginning" if not event.resumed_at else f"after {event.resumed_at} steps"
             self.fleet.fault(at, "run resumed", f"incarnation {event.incarnation}", f"goes on {told}")
@@ -159,12 +160,19 @@ class RunPicture:
 
     def _trained(self, event: GroupTrained) -> None:
         one = self._ended(event.group)
-        self._freed += 1
+        self._held[event.step] += 1
         self.counts["trained"] += 1
         if one is not None:
             lengths = self.bins.at(event.step, self.revision).lengths
             for tokens in one.lengths:
                 lengths[length_bucket(tokens)] += 1
+
+    def _committed(self, version: str) -> None:
+        """Groups that it was made from give their slots back."""
+        known = self.fleet.versions.get(version)
+        made = 0 if known is None or known.step is None else known.step
+        for step in [step for step in self._held if step < made]:
+            self.slots = max(0, self.slots - self._held.pop(step))
 
     def _left(self, event: GroupDropped | GroupRequeued) -> None:
         if self._ended(event.group) is not None:
@@ -191,7 +199,7 @@ class RunPicture:
         share = 0.0 <= event.score <= 1.0 and event.items > 0
         low, high = wilson_interval(event.score * event.items, event.items) if share else (None, None)
         if len(self.evals) >= EVALS:
-            self.evals = self.evals[::2]
+            self.evals = _thinned(self.evals)
         self.evals.append(
             {
                 "name": event.name,
@@ -205,3 +213,14 @@ class RunPicture:
                 "failed": event.failed,
             }
         )
+
+
+def _thinned(evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every second one of each name."""
+    seen: Counter[str] = Counter()
+    kept: list[dict[str, Any]] = []
+    for one in evals:
+        if not seen[one["name"]] % 2:
+            kept.append(one)
+        seen[one["name"]] += 1
+    return kept[1 - EVALS :]

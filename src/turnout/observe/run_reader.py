@@ -8,6 +8,7 @@ is counted and named, and the rest is shown.
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ BAD_LINES = 5
 
 
 class RunReader:
-    """`epoch` grows whenever what a reader has got of the picture so far is worth nothing any more."""
+    """`epoch` grows whenever what a reader has got of the picture so far is worth nothing any more; it begins
+    anywhere, so that what was got from another reader (another run, on the same port) is worth nothing either."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -31,7 +33,7 @@ class RunReader:
         self.bad_count = 0
         self._undone: list[tuple[int, int]] = []
         self._scanned = Tail(root / "events.jsonl")
-        self._resets = 0
+        self._resets = secrets.randbelow(1 << 36)  # 1000 times it is whole in a browser's numbers
 
     @property
     def epoch(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_every_view_of_a_run(run: Path) -> None:
     assert versions["view"]["serving"] == {newest["key"]: ["engine-0", "engine-1"]}
     assert health["view"]["fault_counts"] == {"engine lost": 1, "engine fenced": 1}
     assert [one["lives"] for one in health["view"]["engines"]] == [1, 2]
-    assert states["view"] == {"states": {"trained": 174, "dropped": 6}, "causes": CAUSES}
+    assert states["view"] == {"states": {"trained": 174, "dropped": 6}, "why": "", "causes": CAUSES}
 
 
 def test_only_what_changed_is_told_again(run: Path) -> None:
@@ -97,6 +98,68 @@ def test_lanes_of_the_newest_steps_and_of_any_time(run: Path) -> None:
     assert {name for name, *_ in lanes["trainer"]["spans"]} >= {"train", "idle"}
     assert lanes["engine-0"]["shares"]["rollout"] == pytest.approx(0.5, abs=0.05)
     assert all(1004 <= start <= end <= 1008 for row in early["lanes"] for _, start, end, _ in row["spans"])
+
+
+def test_lanes_are_read_again_only_when_their_stretch_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RunWriter(tmp_path / "run", SMALL, 1000.0)
+    for _ in range(10):
+        writer.step()
+    source = RunSource(tmp_path / "run", lambda _: None)
+    read: list[float] = []
+    between = source.reader.between
+    monkeypatch.setattr(source.reader, "between", lambda *times: read.append(times[1]) or between(*times))
+    first = source.lanes(None, None)
+    assert source.lanes(None, None) == first and len(read) == 1  # a run that ended
+    writer.step()
+    assert source._kept is not None
+    source._kept.due = 0.0
+    newer = source.lanes(None, None)
+    assert newer["last"] > first["last"] and newer["revision"] > first["revision"] and len(read) == 2
+    source._kept.due = float("inf")  # beyond it already
+    writer.step()
+    again = source.lanes(None, None)
+    assert len(read) == 2 and again["lanes"] == newer["lanes"] and again["last"] > newer["last"]
+    source._kept.due = time.monotonic() + 1000
+    assert source.lanes(1004.0, 1008.0)["lanes"] != newer["lanes"] and len(read) == 3
+    assert source._kept.due < time.monotonic() + 1000
+    writer.close(ended=False)
+
+
+def test_groups_by_state_are_counted_after_the_last_change_and_told(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", SMALL, 1000.0)
+    writer.step()
+
+    async def work(client: TestClient[Any, Any], source: RunSource) -> None:
+        async def states(known: Any) -> Any:
+            query = f"epoch={known['epoch']}&revision={known['revision']}" if known else ""
+            return await (await client.get(f"/api/live/states?{query}")).json()
+
+        first = await states(None)
+        assert "view" not in await states(first)
+        writer.step()
+        writer.close(ended=True)
+        early = await states(first)  # counted before the end
+        assert early["view"]["states"] == first["view"]["states"] == {"trained": 4}
+        source._counted.due = 0.0
+        late = await states(early)
+        assert late["view"]["states"] == {"trained": 8} and "view" not in await states(late)
+        source._counted.due = 0.0
+        (source.root / "ledger.sqlite").rename(tmp_path / "away")
+        lost = await states(None)
+        assert lost["view"]["states"] == {"trained": 8} and "is not there" in lost["view"]["why"]
+        (tmp_path / "away").rename(source.root / "ledger.sqlite")
+        source._counted.due = 0.0
+        found = await states(lost)
+        assert found["view"]["why"] == "" and "view" not in await states(found)
+
+    async def body() -> None:
+        source = RunSource(tmp_path / "run", lambda _: None)
+        async with TestClient(TestServer(DashServer(source, DashSettings()).app())) as client:
+            await work(client, source)
+
+    asyncio.run(body())
 
 
 def test_groups_are_paged_and_filtered(run: Path) -> None:
@@ -205,6 +268,28 @@ def test_the_token_by_header_or_as_a_browsers_password(run: Path) -> None:
         return found
 
     assert asked(run, work, token="secret") == [401, 401, 200, 200, 200, 200, *[401] * 8]
+
+
+def test_a_token_that_is_no_text_is_refused(run: Path) -> None:
+    async def work(client: TestClient[Any, Any]) -> list[bytes]:
+        found = []
+        for given in (b"Bearer \xff", b"Basic \xff"):
+            reader, writer = await asyncio.open_connection(client.host, client.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: %s\r\n\r\n" % given)
+            found.append((await reader.readline()).split()[1])
+            writer.close()
+        return found
+
+    assert asked(run, work, token="secret") == [b"401", b"401"]
+
+
+def test_a_file_that_can_not_be_read_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "events.jsonl")
+
+    monkeypatch.setattr(RunSource, "lanes", fails)
+    [(status, row)] = rows(run, "/api/lanes")
+    assert status == 503 and "events.jsonl" in row["error"]
 
 
 def test_a_name_that_another_site_points_here_is_refused(run: Path) -> None:

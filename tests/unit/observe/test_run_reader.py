@@ -26,6 +26,7 @@ from turnout.core.events import (
     VersionPublished,
     to_json,
 )
+from turnout.observe import run_picture
 from turnout.observe.run_reader import RunReader
 from turnout.observe.step_bins import length_bucket
 
@@ -155,6 +156,38 @@ def test_causes_buffer_intervals_and_the_end(tmp_path: Path) -> None:
     share, odd = picture.evals
     assert 0.4 < share["low"] < 0.5 < share["high"] < 0.6 and odd["low"] is None
     assert picture.slowest[0][1] == "g00000000.0"
+
+
+def test_what_was_got_of_another_reader_is_worth_nothing(tmp_path: Path) -> None:
+    epochs = {RunReader(tmp_path).epoch for _ in range(5)}
+    assert len(epochs) > 1 and all(0 <= epoch < 1 << 53 for epoch in epochs)
+
+
+def published(version: str, step: int) -> VersionPublished:
+    return VersionPublished(version, 0, step, "aa", step, 1000, ["engine-0"])
+
+
+def test_a_version_gives_back_the_slots_of_the_groups_that_it_was_made_from(tmp_path: Path) -> None:
+    put(tmp_path, [START, *trained(0), published(V1, 1), *trained(1)])
+    reader = read(tmp_path)
+    assert reader.picture.slots == 2
+    put(tmp_path, [VersionCommitted(V1)])
+    reader.advance()
+    assert reader.picture.slots == 1  # of step 1, which V1 was not made from
+    put(tmp_path, [published(V2, 2), VersionCommitted(V2)])
+    reader.advance()
+    assert reader.picture.slots == 0
+
+
+def test_evaluations_are_thinned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_picture, "EVALS", 8)
+    picture = run_picture.RunPicture()
+    for step in range(8):
+        for name in ("a", "b"):
+            picture.fold(step, 1.0, EvalDone(name, V1, step, 0.5, 10, 0))
+    found = {name: [one["step"] for one in picture.evals if one["name"] == name] for name in "ab"}
+    assert all(len(steps) >= 2 and steps[-1] == 7 and steps[0] == 0 for steps in found.values())
+    assert len(picture.evals) <= 8
 
 
 def test_lines_that_can_not_be_read_are_counted_and_the_rest_is_shown(tmp_path: Path) -> None:

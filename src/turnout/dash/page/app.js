@@ -50,26 +50,29 @@ async function refresh() {
   clearTimeout(timer);
   const mine = ++turn, view = views[current];
   try {
-    let head, changed = false;
+    let head;
     for (const name of view.stores) {
       const got = await stores[name].refresh();
-      [head, changed] = [got.head, changed || got.changed];
+      head = got.head;
+      if (got.changed) view.fresh = false;
     }
     if (mine !== turn) return;
     if (head) top(lastHead = head);
-    if (view.load) await view.load(head);
+    if (view.load && await view.load(stores)) view.fresh = false;
     if (mine !== turn) return;
-    if (changed || !view.fresh || current === "waits" || current === "lanes") view.draw(stores, head);
+    if (!view.fresh || current === "waits") view.draw(stores, head);
     view.fresh = true;
     document.documentElement.dataset.ready = current;
-    timer = setTimeout(refresh, head && head.progress < 1 ? 250 : EVERY_MS);
+    again(head && head.progress < 1 ? 250 : EVERY_MS);
   } catch (fault) {
     if (mine !== turn) return;
-    pill("no answer", "bad");
-    fill(find("doctor"), `the dashboard's server does not answer: ${fault.message}`);
-    timer = setTimeout(refresh, 2 * EVERY_MS);
+    pill(fault.status ? "refused" : "no answer", "bad");
+    fill(find("doctor"), `the dashboard's server ${fault.status ? "says" : "does not answer"}: ${fault.message}`);
+    again(2 * EVERY_MS);
   }
 }
+
+function again(ms) { if (!document.hidden) timer = setTimeout(refresh, ms); }
 
 function pill(text, shade) { const at = find("status"); if (at.textContent !== text) fill(at, text); at.className = `pill ${shade}`; }
 

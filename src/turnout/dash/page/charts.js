@@ -310,7 +310,7 @@ export class Heat extends Stepped {
       }
     });
     this.cursorLine();
-    const row = rows[this.cursor ?? rows.length - 1], cells = this.cells(row), total = cells.reduce((sum, [, n]) => sum + n, 0);
+    const row = rows[Math.min(this.cursor ?? Infinity, rows.length - 1)], cells = this.cells(row), total = cells.reduce((sum, [, n]) => sum + n, 0);
     const told = this.options.told(cells, total);
     fill(this.legend, told.map(([name, value]) => h("span", { class: "key" }, name, h("b", {}, value))), this.at());
     this.say(`${told.map(([name, value]) => `${name} ${value}`).join(", ")} ${unit}`);

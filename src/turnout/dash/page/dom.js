@@ -86,7 +86,7 @@ export function visible(text) {
 export async function ask(path) {
   const answer = await fetch(path, { headers: { Accept: "application/json" } });
   const value = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(value.error || `${answer.status} ${answer.statusText}`);
+  if (!answer.ok) throw Object.assign(new Error(value.error || `${answer.status} ${answer.statusText}`), { status: answer.status });
   return value;
 }
 

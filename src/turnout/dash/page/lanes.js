@@ -81,9 +81,13 @@ export class Lanes {
     [this.start, this.end] = [null, null];
   }
 
-  async load() {
-    const query = this.start === null ? "" : `?start=${this.start}&end=${this.end}`;
-    this.view = await ask(`api/lanes${query}`);
+  // Whether it asked: not for what it has got already of as much of the run as is read.
+  async load({ health } = {}) {
+    const query = this.start === null ? "" : `?start=${this.start}&end=${this.end}`, { view } = this;
+    if (health && view && this.query === query && view.epoch === health.epoch && view.revision >= health.revision) return false;
+    const found = await ask(`api/lanes${query}`);
+    [this.view, this.query] = [found, query];
+    return true;
   }
 
   go(start, end) {

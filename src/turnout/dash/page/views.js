@@ -156,7 +156,8 @@ export class Buffer {
     const view = states.view || { states: {}, causes: [] }, entries = Object.entries(view.states), most = Math.max(1, ...entries.map(([, n]) => n));
     const order = ["waiting", "inflight", "partial", "completed", "taken", "trained", "dropped", "requeued"];
     const shades = { trained: "good", dropped: "bad", requeued: "publish", inflight: "rollout", completed: "train" };
-    fill(this.states, h("h2", {}, "Groups by state"), h("p", { class: "note" }, `${count(entries.reduce((sum, [, n]) => sum + n, 0))} attempts in the ledger; counted anew every 10 s`),
+    fill(this.states, h("h2", {}, "Groups by state"), h("p", { class: "note" }, `${count(entries.reduce((sum, [, n]) => sum + n, 0))} attempts in the ledger; counted anew every 10 s at most`),
+      view.why ? h("p", { class: "why warn" }, `not counted now: ${view.why}`) : null,
       order.filter((name) => view.states[name]).map((name) => {
         const bar = h("div", { class: "fill" });
         bar.style.width = `${(100 * view.states[name]) / most}%`;
