@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import itertools
+import os
 from pathlib import Path
 
 from turnout.core.errors import ConfigError, Fault
@@ -16,10 +17,10 @@ MAX_RUNS = 1000
 def find_run(text: str, base: Path = Path("runs")) -> Path:
     """The directory of a run that a command line names: as it stands, or the name of a run in `base`, with its
     number or without (the newest of that name then). Raises ConfigError with the nearest there are."""
-    folder = Path(text).expanduser()
+    folder = Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's raises for an unknown user
     if (folder / RECORD).is_file():
         return folder
-    if folder.name == RECORD or (folder.parent / RECORD).is_file():
+    if folder.exists() and (folder.parent / RECORD).is_file():
         return folder.parent
     if folder.parent == Path() and not folder.exists():
         named = [base / text, *sorted(base.glob(f"{glob.escape(text)}-[0-9][0-9][0-9]"), reverse=True)]

@@ -5,6 +5,7 @@ Promises: nothing that exists is overwritten: where one of the files is there, n
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from turnout.cli.new_files import SECTIONS, files
@@ -26,7 +27,8 @@ def command(argv: list[str]) -> int:
         help="a reward of your own (default); answers to imitate; samples of several turns",
     )
     asked = parser.parse_args(argv)
-    folder, made = Path(asked.folder).expanduser(), files(asked.task)
+    folder = Path(os.path.expanduser(asked.folder))  # noqa: PTH111  pathlib's raises for an unknown user
+    made = files(asked.task)
     write(folder, made)
     for name, text in made.items():
         print(f"{folder / name}  {text.count(chr(10))} lines")

@@ -3,7 +3,7 @@
 Names follow prometheus.io/docs/practices/naming: `turnout_`, base units, `_total` for what only grows. Counters
 begin anew with each process, as Prometheus expects. The numbers of the last train step are gauges by their names in
 metrics.jsonl: `rollout/reward_mean` is turnout_rollout_reward_mean, `seconds/train` turnout_step_train_seconds.
-Memory does not grow with time, but for a name per group.
+Memory does not grow with time.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RunMetrics:
 
     def __init__(self, run_name: str) -> None:
         self._run_name = run_name
-        self._groups = Groups()
+        self._groups = Groups(resumes=False)
         self._lags = Histogram(LAG_STEPS)
         self._values: dict[str, dict[Labels, float]] = {name: {} for name in (*COUNTERS, *GAUGES)}
         self._step: dict[str, float] = {}

@@ -253,8 +253,10 @@ def _name(event: Event) -> str | None:
 
 @dataclass
 class Groups:
-    """Where the groups are; a trained one keeps its slot until the version that was made from it is committed."""
+    """Where the groups are; a trained one keeps its slot until the version that was made from it is committed.
+    `resumes`: incarnations follow, which undo what was trained; else no trained group is kept after its commit."""
 
+    resumes: bool = True
     flying: set[str] = field(default_factory=set[str])
     cut: set[str] = field(default_factory=set[str])
     done: set[str] = field(default_factory=set[str])
@@ -284,6 +286,7 @@ class Groups:
         elif isinstance(event, VersionCommitted):
             made = self.steps.get(event.version, 0)
             self.waiting = {group: step for group, step in self.waiting.items() if step >= made}
+            self.steps = {version: step for version, step in self.steps.items() if step >= made}
         elif isinstance(event, GROUP_EVENTS):
             self._leaves(event.group)
             if isinstance(event, GroupTaken | GroupResumed):
@@ -293,7 +296,9 @@ class Groups:
             elif isinstance(event, GroupCompleted):
                 self.done.add(event.group)
             elif isinstance(event, GroupTrained):
-                self.waiting[event.group] = self.trained[event.group] = event.step
+                self.waiting[event.group] = event.step
+                if self.resumes:
+                    self.trained[event.group] = event.step
 
     def _leaves(self, group: str) -> None:
         for places in (self.flying, self.cut, self.done):

@@ -97,8 +97,9 @@ def show(config: RunConfig, paths: RunPaths, outcome: RunOutcome, summary: RunSu
         f"checkpoint   {outcome.final_folder or 'none'}",
         f"run          {paths.root} (summary.json, metrics.jsonl, events.jsonl, trace.json"
         + (", plots/plots.png)" if config.plots else ")"),
-        f"dashboard    turnout dash {paths.shown}",
     ]
+    if not config.train_only:  # those have no ledger to look into, and are not found
+        lines.append(f"dashboard    turnout dash {paths.shown}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -21,6 +21,7 @@ def runs(folder):
         (folder / name).mkdir(parents=True)
         (folder / name / "run.json").touch()
     (folder / "runs" / "empty").mkdir()
+    (folder / "runs" / "quick-001" / "events.jsonl").touch()
     return folder
 
 
@@ -47,12 +48,20 @@ def test_a_run_is_found_by_its_folder_or_name(text, found, runs):
         ("far", "holds no run -> did you mean far/away?"),
         ("runs/empty", "holds no run -> did you mean runs/"),
         ("nothing/like/it", "did you mean runs/"),
+        ("~nobody-of-this-name/run", "there is no such folder -> did you mean runs/"),
     ],
 )
 def test_what_is_no_run_is_told_with_the_nearest(text, told, runs):
     with pytest.raises(ConfigError) as fault:
         find_run(text)
     assert told in str(fault.value).replace("RUN_DIR = " + text, text)
+
+
+def test_inside_a_run_a_wrong_name_is_not_that_run(runs, monkeypatch):
+    monkeypatch.chdir(runs / "runs" / "quick-001")
+    assert find_run(".").resolve() == find_run("events.jsonl").resolve() == runs / "runs" / "quick-001"
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        find_run("quick-003")
 
 
 def test_where_there_is_no_run_at_all(folder):

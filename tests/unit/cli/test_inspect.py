@@ -106,6 +106,12 @@ def test_a_step_tells_its_batch_and_its_last_group(
         (["--group", "g9"], "the ledger has no such group"),
         (["--group", "nonsense"], "the ledger has no such group"),
         (["--step", "7"], "the last batch is that of step 0"),
+        (["--step", "9" * 20], "the last batch is that of step 0"),
+        (["--group", "9" * 20], "the ledger has no such group"),
+        (["--group", "\u00b2"], "the ledger has no such group"),
+        (["--version", "v\u00b2"], "the run has none of this name"),
+        (["--token", "g00000000.1:\u00b2:0"], "names no token"),
+        (["--group", "0", "--member", "0", "--token", "9" * 5000], "names no token"),
     ],
 )
 def test_what_is_not_there_is_refused(

@@ -66,6 +66,12 @@ def test_the_reward_counts_the_last_number(tmp_path):
     assert importlib.util.find_spec("reward") is None  # it was loaded by its file
 
 
+def test_a_home_of_nobody_is_a_folder_as_any(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "~nobody-of-this-name/x"]) == 0
+    assert (tmp_path / "~nobody-of-this-name" / "x" / "run.yaml").is_file()
+
+
 def test_nothing_is_overwritten_and_nothing_is_written_beside_it(tmp_path, capsys):
     (tmp_path / "reward.py").write_text("mine")
     assert cli.main(["new", str(tmp_path)]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -141,6 +142,25 @@ def test_an_engine_that_was_removed_is_not_told_as_down() -> None:
     metrics = counted()
     metrics.take(EngineRemoved("engine-0", LABEL, "asked"))
     assert not parse(metrics.text())["turnout_engine_up"].samples
+
+
+def test_what_is_kept_does_not_grow_with_the_steps() -> None:
+    metrics = RunMetrics("a run")
+
+    def size_after(steps: range) -> int:
+        for step in steps:
+            name = f"v{step + 2:06d}-0123456789abcdef"
+            for event in (
+                GroupTaken(f"g{step}", "p", 0),
+                GroupCompleted(f"g{step}", [], [], []),
+                GroupTrained(f"g{step}", step, [], 0),
+                VersionPublished(name, 0, step + 2, "01", step + 1, 1, [], 1, "", 1.0),
+                VersionCommitted(name),
+            ):
+                metrics.take(event)
+        return len(pickle.dumps(metrics))
+
+    assert size_after(range(10, 20)) == size_after(range(20, 99))
 
 
 def test_names_of_gauges() -> None:

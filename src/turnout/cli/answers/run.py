@@ -18,6 +18,7 @@ from turnout.rollout.ledger_read import LedgerReader
 from turnout.rollout.ledger_rows import VersionRow
 
 LEDGER = "ledger.sqlite"
+DIGITS = 18  # what SQLite can compare with has at least as many
 Answer = dict[str, Any]
 
 
@@ -56,14 +57,19 @@ class Run:
         """The groups that a text names: an id, or a number for all attempts at a prompt. Raises ConfigError."""
         if self.ledger.find(wanted) is not None:
             return [wanted]
-        number = wanted.removeprefix("g").partition(".")[0]
-        rows = self.ledger.attempts(int(number)) if number.isdigit() else []
+        number = number_of(wanted.removeprefix("g").partition(".")[0])
+        rows = [] if number is None else self.ledger.attempts(number)
         if rows and "." not in wanted:
             return [row.group_id for row in rows]
-        least = min(int(number), self.ledger.next_ordinal() - 1) if number.isdigit() else 0
+        least = min(number or 0, self.ledger.next_ordinal() - 1)
         near = rows or self.ledger.attempts(least)
         remedy = f"the nearest is {near[-1].group_id}; a number names all attempts" if near else ""
         raise ConfigError(Fault("--group", wanted, "the ledger has no such group", remedy))
+
+
+def number_of(text: str) -> int | None:
+    """A whole number from 0 that a ledger can hold; None for any other text."""
+    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
 
 
 def not_there(flag: str, wanted: str, known: Iterable[str]) -> ConfigError:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from turnout.cli.answers.groups import state_text
-from turnout.cli.answers.run import Answer, Run, clock_time
+from turnout.cli.answers.run import DIGITS, Answer, Run, clock_time
 from turnout.core.errors import ConfigError, Fault
 from turnout.rollout.ledger_rows import Batch, Move
 
 
 def step(run: Run, number: int) -> Answer:
     """Raises ConfigError for a step without a batch."""
-    batches = run.ledger.batches(number)
+    batches = run.ledger.batches(number) if abs(number) < 10**DIGITS else []
     if not batches:
         last = run.ledger.last_batch()
         reason = "no batch was recorded" if last is None else f"the last batch is that of step {last}"

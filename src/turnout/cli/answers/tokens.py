@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from turnout.cli.answers.groups import state_text, version_of, version_text
-from turnout.cli.answers.run import Answer, Run
+from turnout.cli.answers.run import Answer, Run, number_of
 from turnout.core.errors import ConfigError, Fault
 from turnout.core.types import Trajectory
 
@@ -16,10 +16,12 @@ AROUND = 8  # tokens before and after it that are shown
 def place(text: str | None, group: str | None, member: int | None) -> tuple[str, int, int]:
     """(group, member, token) of `ID:M:T`, or of a number beside the other two; raises ConfigError."""
     first, *rest = (text or "").split(":")
-    if len(rest) == 2 and group is None and member is None and all(part.isdigit() for part in rest):
-        return first, int(rest[0]), int(rest[1])
-    if not rest and first.isdigit() and group is not None and member is not None:
-        return group, member, int(first)
+    if len(rest) == 2 and group is None and member is None:
+        named, number = map(number_of, rest)
+        if named is not None and number is not None:
+            return first, named, number
+    if not rest and group is not None and member is not None and (number := number_of(first)) is not None:
+        return group, member, number
     remedy = "give --token GROUP:MEMBER:TOKEN, as g00000012.0:3:17, or --group, --member and --token"
     raise ConfigError(Fault("--token", text or "", "names no token", remedy))
 

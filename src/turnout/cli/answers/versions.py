@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from turnout.cli.answers.run import Answer, Run, clock_time, not_there
+from turnout.cli.answers.run import Answer, Run, clock_time, not_there, number_of
 from turnout.core.errors import WeightError
 from turnout.core.events import (
     VersionAborted,
@@ -62,8 +62,8 @@ def _found(run: Run, wanted: str) -> VersionRow:
     """Of versions with one counter the last one."""
     if wanted in run.versions:
         return run.versions[wanted]
-    counter = wanted.removeprefix("v")
-    rows = [row for row in run.versions.values() if counter.isdigit() and row.counter == int(counter)]
+    counter = number_of(wanted.removeprefix("v"))
+    rows = [row for row in run.versions.values() if row.counter == counter]
     if not rows:
         raise not_there("--version", wanted, run.versions)
     return max(rows, key=lambda row: row.incarnation)
