@@ -199,7 +199,10 @@ class RunCheckpoints:
         self._contents.saved(state)
         names = [name for name in self._files.names(self._plan.folder) if FOLDER.fullmatch(name)]
         older = sorted(names, key=step_of)[:-KEPT]
-        await self._remove(older, call)
+        try:
+            await self._remove(older, call)
+        except (OSError, DeadlineExceeded) as fault:  # the next save tries again
+            log.warning("older checkpoints could not be removed: %s", fault)
 
     async def _on_trainers(self, what: str, work: Callable[[], None]) -> None:
         """On the trainer's thread, which a save that is waited for has to itself."""

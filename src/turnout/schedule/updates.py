@@ -200,8 +200,12 @@ class Updates:
     async def _made(self, steps_done: int) -> None:
         """Weights that a resume made again stand although their version failed, perhaps before it had a root: what
         they sampled is trained as it was recorded."""
-        if self._around.in_flight.returns:
+        if not self._around.in_flight.returns:
+            return
+        try:
             self._around.in_flight.published(steps_done, await self._weights.root())
+        except FAULTS as fault:
+            log.warning("after step %d: %s; what its version sampled may be sampled anew", steps_done, fault)
 
     async def _tried(self, steps_done: int, must: bool) -> None:
         self._published = steps_done

@@ -266,16 +266,16 @@ class _Filling:
     def __init__(self, module: torch.nn.Module, model: ShardedModel, source: Source) -> None:
         self._names = {id(p): name for name, p in module.named_parameters()}
         self._model, self._source = model, source
-        self._made: dict[str, Parameter] = {}
 
     def __call__(self, unit: torch.nn.Module) -> None:
+        made: dict[str, Parameter] = {}  # kept no longer: FSDP frees what nobody holds
         for owner in unit.modules():
             for leaf, parameter in list(owner.named_parameters(recurse=False)):
                 if parameter.device.type == "meta":
                     name = self._names[id(parameter)]
-                    if name not in self._made:  # a tied head is made once
-                        self._made[name] = self._filled(name, parameter)
-                    setattr(owner, leaf, self._made[name])
+                    if name not in made:  # a tied head is made once, in the unit of its embedding
+                        made[name] = self._filled(name, parameter)
+                    setattr(owner, leaf, made[name])
 
     def _filled(self, name: str, parameter: Parameter) -> Parameter:
         mesh, whole = self._model.mesh, self._model.shapes[name]
