@@ -18,6 +18,7 @@ BROAD = {"Exception", "BaseException"}
 # Places that may catch everything and go on: (module, function) -> why.
 BROAD_ALLOWED = {
     ("dash/texts.py", "_load"): "tokenizers raises plain Exception; it is told in the place of the texts",
+    ("observe/boards.py", "_try"): "W&B and files of TensorBoard: told once, and the board is left out",
     ("observe/panel.py", "_drawn"): "a fault of the picture must not end a run; it is shown in its place",
     (
         "placement/call_threads.py",

@@ -1,12 +1,13 @@
 """Where the numbers of a run are shown besides its own files: TensorBoard, Weights & Biases.
 
-Promises: a board that fails once it shows a run is told of once and left out; it never ends the run.
+Promises: a board that fails once it shows a run is told of once and left out; it never ends the run (Guarded).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,17 +27,50 @@ class Board(Protocol):
     def close(self) -> None: ...
 
 
+class Guarded:
+    """A board that fails under `name`, and not the run."""
+
+    def __init__(self, board: Board, name: str) -> None:
+        self._board, self._name, self._failed = board, name, False
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if not self._failed:
+            self._try(lambda: self._board.write(step, values))
+
+    def close(self) -> None:
+        self._try(self._board.close)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as fault:  # noqa: BLE001  whatever it is that such a package raises
+            if not self._failed:
+                log.warning("%s gets no more of this run: %s", self._name, fault or type(fault).__name__)
+            self._failed = True
+
+
 class TensorBoard:
     """Files in a folder. `behind`: the run goes on after so many steps; what it holds of later ones is purged."""
 
     def __init__(self, folder: Path, behind: int | None) -> None:
-        from tensorboardX import SummaryWriter  # noqa: PLC0415  late: it takes half a second
+        from tensorboardX import event_file_writer  # noqa: PLC0415  late: it takes half a second
+        from tensorboardX.proto import event_pb2  # noqa: PLC0415
 
-        self._writer = SummaryWriter(str(folder), purge_step=None if behind is None else behind + 1)
+        made: Any = event_pb2  # its classes are made when it is imported
+        folder.mkdir(parents=True, exist_ok=True)
+        # no SummaryWriter: where its thread dies, of a full disk, the next numbers wait for it for ever
+        self._writer = event_file_writer.EventsWriter(str(folder / "events"))
+        self._event = made.Event
+        if behind is not None:
+            begins = made.SessionLog(status=made.SessionLog.START)
+            self._writer.write_event(self._event(wall_time=time.time(), step=behind + 1, session_log=begins))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboardX.summary import scalar  # noqa: PLC0415
+
         for key, number in values.items():
-            self._writer.add_scalar(key, number, step)
+            event = self._event(wall_time=time.time(), step=step, summary=scalar(key, number))
+            self._writer.write_event(event)
         self._writer.flush()
 
     def close(self) -> None:
@@ -70,11 +104,10 @@ class WandbBoard:
             raise ConfigError(
                 Fault("--use-wandb", "", "the package wandb is not installed", remedy)
             ) from None
-        self._errors = (wandb.errors.Error,)
         plan.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._run = _begin(wandb, plan, plan.mode)
-        except self._errors as fault:
+        except wandb.errors.Error as fault:
             if plan.mode is not None:
                 reason = f"W&B says: {fault}"
                 raise ConfigError(
@@ -84,22 +117,12 @@ class WandbBoard:
             wandb.teardown()  # its service holds the id of the run that did not begin
             self._run = _begin(wandb, plan, "offline")
         self._run.define_metric("*", step_metric=STEP)
-        self._failed = False
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        if self._failed:
-            return
-        try:
-            self._run.log({**values, STEP: step})
-        except self._errors as fault:
-            self._failed = True
-            log.warning("W&B gets no more of this run: %s", fault)
+        self._run.log({**values, STEP: step})
 
     def close(self) -> None:
-        try:
-            self._run.finish()
-        except self._errors as fault:
-            log.warning("W&B: %s", fault)
+        self._run.finish()
 
 
 def _begin(wandb: Any, plan: WandbPlan, mode: str | None) -> Any:

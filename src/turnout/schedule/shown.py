@@ -7,7 +7,7 @@ from pathlib import Path
 
 from turnout.config.run_config import RunConfig
 from turnout.config.rundir import RunPaths
-from turnout.observe.boards import Board, TensorBoard, WandbBoard, WandbPlan
+from turnout.observe.boards import Board, Guarded, TensorBoard, WandbBoard, WandbPlan
 from turnout.observe.eventlog import EventLog
 from turnout.observe.metrics import MetricsLog
 from turnout.observe.panel import Panel
@@ -27,9 +27,9 @@ async def metrics_log(
     (run_id, behind), (events, panel), name = about, told, config.run_name or "run"
     boards: list[Board] = []
     if config.tensorboard:
-        boards.append(TensorBoard(paths.tensorboard, behind))
+        boards.append(Guarded(TensorBoard(paths.tensorboard, behind), "TensorBoard"))
     if config.use_wandb:
-        boards.append(WandbBoard(wandb_plan(config, paths, run_id)))
+        boards.append(Guarded(WandbBoard(wandb_plan(config, paths, run_id)), "W&B"))
     if config.metrics_port is not None:
         metrics = RunMetrics(name)
         events.told = metrics.take

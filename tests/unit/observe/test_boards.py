@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboardX import record_writer
 
 from turnout.core.errors import ConfigError
-from turnout.observe.boards import WandbBoard, WandbPlan
+from turnout.observe.boards import Guarded, TensorBoard, WandbBoard, WandbPlan
 from turnout.observe.metrics import MetricsLog
 
 INIT = {
@@ -58,7 +59,7 @@ class Fake(types.ModuleType):
 
     def log(self, data: dict[str, float]) -> None:
         if len(self.logged) == self._breaks_at:
-            raise self.errors.Error("the service is gone")
+            raise BrokenPipeError("the service is gone")  # none of the package's errors
         self.logged.append(data)
 
     def finish(self) -> None:
@@ -109,13 +110,27 @@ def test_a_board_that_fails_is_left_out_once(
 ) -> None:
     fake = Fake(breaks_at=1)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    board = WandbBoard(plan(tmp_path))
+    board = Guarded(WandbBoard(plan(tmp_path)), "W&B")
     with caplog.at_level(logging.WARNING):
         for step in range(4):
             board.write(step, {"a": 1.0})
         board.close()
     assert len(fake.logged) == 1 and fake.finished == 1
     assert caplog.text.count("gets no more of this run") == 1
+
+
+def test_tensorboard_on_a_full_disk_is_told_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(record_writer, "open_file", lambda _: Path("/dev/full").open("wb"))  # noqa: SIM115
+    board = Guarded(TensorBoard(tmp_path, None), "TensorBoard")
+    with caplog.at_level(logging.WARNING):
+        for step in range(30):
+            board.write(step, {"a": 1.0})
+        board.close()
+    assert [record.message for record in caplog.records] == [
+        "TensorBoard gets no more of this run: [Errno 28] No space left on device"
+    ]
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,19 +51,19 @@ def test_a_torn_last_row_is_left_out_and_a_bad_one_is_told(tmp_path):
 
 
 def test_tensorboard_gets_the_finite_numbers(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import RecordWriter  # noqa: F401  the package is there
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    with MetricsLog(tmp_path / "m.jsonl", [TensorBoard(tmp_path / "board", None)]) as log:
+    with MetricsLog(tmp_path / "m.jsonl", [TensorBoard(tmp_path / "board", 2)]) as log:
         log.write(3, {"a": 0.25, "b": math.nan})
     (file,) = (tmp_path / "board").iterdir()
-    data, found, at = file.read_bytes(), [], 0
+    data, found, at, begins = file.read_bytes(), [], 0, []
     while at < len(data):  # TFRecord: length (8 bytes), its checksum (4), payload, its checksum (4)
         length = int.from_bytes(data[at : at + 8], "little")
         event = Event.FromString(data[at + 12 : at + 12 + length])
         found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+        begins += [event.step] * (event.session_log.status == SessionLog.START)
         at += 16 + length
-    assert found == [(3, "a", 0.25)]
+    assert found == [(3, "a", 0.25)] and begins == [3], "what it holds of steps from 3 on is purged"
 
 
 def test_a_run_that_goes_on_takes_out_the_rows_of_steps_that_were_undone(tmp_path):
