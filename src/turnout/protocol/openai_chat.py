@@ -1,9 +1,9 @@
 """OpenAI's chat completions as the endpoint of one trajectory speaks them (docs/guides/agents.md). Pure.
 
 Promises: what would change the answer and is not served (several choices, structured output, a forced tool,
-log-probs, images) is refused by name; sampling is the run's: other values are told in `ignored`, and not used. A
-refusal has OpenAI's shape, and a code that clients know: `context_length_exceeded` where the sample's tokens are
-used up.
+log-probs, images, parameters that are not known) is refused by name; sampling is the run's: other values are told
+in `ignored`, and not used. A refusal has OpenAI's shape, and a code that clients know: `context_length_exceeded`
+where the sample's tokens are used up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,24 @@ REFUSED = (
 )
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "parallel_tool_calls": (True,), "skip_special_tokens": (True,), "add_generation_prompt": (True,),
+    "ignore_eos": (False,), "echo": (False,), "include_stop_str_in_output": (False,), "min_tokens": (0,),
 }  # fmt: skip
+READ = (
+    "messages",
+    "model",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "stream",
+    "stream_options",
+    "tools",
+)
+NO_MATTER = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "priority", "request_id", "cache_salt", "usage",
+)  # fmt: skip
+KNOWN = {*SAMPLING, *REFUSED, *NEUTRAL, *READ, *NO_MATTER}
 
 
 class ChatRefused(Exception):
@@ -108,10 +125,13 @@ def parse_chat(row: Any, again: bool) -> ChatRequest:
     for name in REFUSED:
         if row.get(name):
             raise ChatRefused(f"{name} is not served here", "unsupported_parameter")
+    for name in sorted(name for name, value in row.items() if value is not None and name not in KNOWN):
+        raise ChatRefused(f"{name} is not known here", "unsupported_parameter")
     for name, values in NEUTRAL.items():
         if row.get(name) is not None and row[name] not in values:
             raise ChatRefused(f"{name} {row[name]!r} is not served here", "unsupported_value")
-    messages, most = row.get("messages"), row.get("max_completion_tokens", row.get("max_tokens"))
+    messages, most = row.get("messages"), row.get("max_completion_tokens")
+    most = row.get("max_tokens") if most is None else most
     if not isinstance(messages, list) or not messages:
         raise ChatRefused("messages is no list of at least one message")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):

@@ -15,6 +15,7 @@ were used up ends it by length. A function that is not async runs on a thread of
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import os
@@ -39,6 +40,10 @@ from turnout.serving.agent_endpoint import agent_endpoint
 FLAG = "--custom-agent-path"
 MODEL = "turnout"
 LEFT_BEHIND_MAX = 64
+UNSEEN = (
+    "the agent went on without the answer to its last request: give its client a timeout longer than a turn (the "
+    " sample's deadline is --rollout-request-timeout-s)"
+)
 log = logging.getLogger(__name__)
 
 
@@ -87,15 +92,19 @@ class AgentRuns:
     async def _generate(self, episode: Episode) -> float | None:
         session = _Session(self, episode)
         async with agent_endpoint(session.answer, MODEL) as base_url:
-            call = self._called(AgentEndpoint(base_url), dict(episode.prompt.metadata.get(ROW, {})))
+            call = self._called(AgentEndpoint(base_url), copy.deepcopy(episode.prompt.metadata.get(ROW, {})))
             try:
                 await asyncio.wait({call})
             finally:
                 self._abandon(call)
-        episode.check_turn()
+            episode.check_turn()  # before the endpoint ends, and its turns with it
         if session.fault is not None:
             raise session.fault
-        fault = None if call.cancelled() else call.exception()
+        if session.unseen:
+            raise GenerateFailed(UNSEEN)
+        if call.cancelled():
+            raise GenerateFailed("the agent raised CancelledError")
+        fault = call.exception()
         if fault is None:
             return call.result()
         if episode.over is Finish.LENGTH:
@@ -133,9 +142,11 @@ class _Session:
         self._last: ChatAnswer | None = None
         self._count = 0
         self.fault: GenerateFailed | None = None
+        self.unseen = False  # the last answer found no client
 
-    async def answer(self, asked: ChatRequest) -> ChatAnswer:
-        """The model's next turn. Raises ChatRefused; what fails the sample is in `fault` then."""
+    async def answer(self, asked: ChatRequest, gone: Callable[[], bool]) -> ChatAnswer:
+        """The model's next turn; `gone` whether its client is. Raises ChatRefused; what fails the sample is in
+        `fault` then."""
         async with self._turn:
             if asked.ignored:
                 self._runs.say(
@@ -143,7 +154,9 @@ class _Session:
                     asked.ignored,
                 )
             try:
-                return await self._answered(asked)
+                answer = await self._answered(asked)
+                self.unseen = gone()
+                return answer
             except GenerateFailed as fault:
                 self.fault = fault
                 raise
@@ -169,9 +182,10 @@ class _Session:
         self._take(ids)
         before = self._episode.context
         turn = await self._episode.generate(asked.most, asked.stop)
+        self.fault = GenerateFailed("the agent could not be told what the model said")  # unless it is
         answer = self._told(asked, turn, before)
         self._talk.answered(told, asked.tools, answer.message, turn.ids)
-        self._last = answer
+        self._last, self.fault = answer, None
         return answer
 
     def _take(self, ids: list[int]) -> None:

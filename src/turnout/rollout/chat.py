@@ -40,7 +40,7 @@ class Conversation:
     def new(self, talk: list[Any], given: Any) -> tuple[list[Message], list[int]]:
         """The messages in one form, and the ids that follow what exists: at the first time all of them, to the
         place where the model speaks. Nothing is taken over before `answered`."""
-        told, wanted = messages(talk), tools(given)
+        told, wanted = messages(talk, marks=True), tools(given)
         if not self._known:
             return told, self._ids(rendered(told, wanted, self._spec, self._tokenizer, opens=True))
         self._check(told, wanted)
@@ -53,7 +53,7 @@ class Conversation:
 
     def answered(self, told: list[Message], given: Any, answer: Message, ids: Sequence[int]) -> None:
         """The model said `answer` after these messages, as these ids."""
-        self._known, self._tools = [*told, *messages([answer])], tools(given)
+        self._known, self._tools = [*told, *messages([answer], marks=True)], tools(given)
         ended = bool(ids) and ids[-1] in self._tokenizer.eos_ids
         self._closing = self._tokenizer.decode(ids[-1:], skip_special_tokens=False) if ended else ""
 
@@ -65,7 +65,7 @@ class Conversation:
 
     def same(self, talk: list[Any]) -> bool:
         """Whether these are the messages that the last answer was given to."""
-        told = messages(talk)
+        told = messages(talk, marks=True)
         return len(told) == len(self._known) - 1 and all(map(_same, told, self._known))
 
     def _check(self, told: list[Message], wanted: list[Any] | None) -> None:
@@ -83,6 +83,10 @@ class Conversation:
             raise HistoryDiffers("it ends with the last answer, nothing was said since")
 
     def _ids(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as fault:
+            raise PromptFault(f"the messages hold half of a character: {fault}") from None
         return self._tokenizer.encode(text, special=False)
 
 

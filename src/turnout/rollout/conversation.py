@@ -9,6 +9,7 @@ form is a PromptFault with the reason; callers add the place.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from turnout.rollout.tokenizer import Message
@@ -50,9 +51,10 @@ def token_ids(value: list[Any], size: int) -> tuple[int, ...]:
     return tuple(value)
 
 
-def messages(value: list[Any]) -> list[Message]:
-    """Chat messages in the form that chat templates expect."""
-    return [_message(at, item) for at, item in enumerate(value)]
+def messages(value: list[Any], marks: bool = False) -> list[Message]:
+    """Chat messages in the form that chat templates expect. `marks`: texts may hold <image> and its like, as what a
+    model or a tool wrote may."""
+    return [_message(at, item, (lambda text: text) if marks else check_text) for at, item in enumerate(value)]
 
 
 def tools(value: Any) -> list[Any] | None:
@@ -69,34 +71,36 @@ def tools(value: Any) -> list[Any] | None:
     return value
 
 
-def _message(at: int, item: Any) -> Message:
+def _message(at: int, item: Any, check: Callable[[str], str]) -> Message:
     if not isinstance(item, dict):
         raise PromptFault(f"message {at} is no object but {type(item).__name__}")
     message = {key: value for key, value in item.items() if value is not None}
     if not isinstance(message.get("role"), str):
         raise PromptFault(f"message {at} has no role")
+    if not isinstance(message.get("tool_calls", []), list):
+        raise PromptFault(f"message {at} has tool calls that are no list")
     if message.get("tool_calls"):
         message["tool_calls"] = [_tool_call(at, call) for call in message["tool_calls"]]
         message.setdefault("content", "")
-    message["content"] = _content(at, message.get("content"))
+    message["content"] = _content(at, message.get("content"), check)
     return message
 
 
-def _content(at: int, content: Any) -> str:
+def _content(at: int, content: Any, check: Callable[[str], str]) -> str:
     if isinstance(content, str):
-        return check_text(content)
+        return check(content)
     if not isinstance(content, list):
         raise PromptFault(f"message {at} has no content that is text or a list of text parts")
     texts: list[str] = []
     for part in content:
         if isinstance(part, str):
-            texts.append(check_text(part))
+            texts.append(check(part))
         elif (
             isinstance(part, dict)
             and part.get("type", "text") == "text"
             and isinstance(part.get("text"), str)
         ):
-            texts.append(check_text(part["text"]))
+            texts.append(check(part["text"]))
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise PromptFault(f"message {at} holds a part of type {kind!r}: only text parts are supported")
@@ -107,7 +111,9 @@ def _tool_call(at: int, call: Any) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise PromptFault(f"message {at} holds a tool call that is no object")
     holder = call.get("function", call)
-    arguments = holder.get("arguments") if isinstance(holder, dict) else None
+    if not isinstance(holder, dict):
+        raise PromptFault(f"message {at} holds a tool call whose function is no object")
+    arguments = holder.get("arguments")
     if not isinstance(arguments, str):
         return call
     try:

@@ -213,12 +213,14 @@ class Turns:
             in_time = await self._deadlines.ended(task, ask.plan.deadline_s)
         finally:
             episode.close()
-            for work in (task, episode.turn):
+            for work in (episode.turn, task):  # the function may wait for its turn
                 if work is not None and not work.done():
                     work.cancel()
                     await self._deadlines.ended(work, ENDS_S)
         if not in_time:
             raise GenerateFailed(f"the generate function had not ended after {ask.plan.deadline_s:g} s")
+        if task.cancelled():
+            raise GenerateFailed("the generate function raised CancelledError")
         finish = task.result()
         if finish is Finish.STOP and len(draft.ids) == draft.opening:
             raise GenerateFailed("the generate function made no turn")

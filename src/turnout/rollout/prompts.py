@@ -204,7 +204,11 @@ def rendered(
     """A conversation by the chat template; `opens` an answer at its end, or not (None: unless one is there)."""
     from jinja2 import TemplateError  # noqa: PLC0415
 
-    talk = [{"role": "user", "content": value}] if isinstance(value, str) else messages(value)
+    talk = (
+        [{"role": "user", "content": value}]
+        if isinstance(value, str)
+        else messages(value, marks=opens is not None)
+    )
     goes_on = talk[-1]["role"] == "assistant"
     options = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
     if opens is not None:

@@ -22,6 +22,7 @@ import math
 import numbers
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,9 @@ class RewardRunner:
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(
             getattr(reward, "__call__", None)  # noqa: B004 - the method is wanted, to see whether it is async
         )
+        self._begins_itself: bool = getattr(
+            reward, "begins_itself", False
+        )  # says itself when its call begins
         self._named, self._given = _named_parameters(reward)
 
     def of(self, reward: Reward | None) -> RewardRunner:
@@ -153,7 +157,17 @@ class RewardRunner:
         if "completion_ids" in self._given:
             given["completion_ids"] = ids
         if self._is_async:
-            call = asyncio.get_running_loop().create_task(self._in_loop(prompt, response, label, given))
+            loop = asyncio.get_running_loop()
+            begun = loop.create_future()
+            if self._begins_itself:
+                given["begins"] = partial(_begin, begun)
+            call = loop.create_task(self._in_loop(prompt, response, label, given))
+            if self._begins_itself:
+                try:
+                    await asyncio.wait((call, begun), return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:
+                    self._abandon(call)
+                    raise
             return await self._within(call, self._abandon, self._deadline_s)
         async with self._turns:
             if self.left_behind >= self._workers:
@@ -211,6 +225,11 @@ def outcome(result: Any) -> Scored:
         return Scored(None, f"returned {type(result).__name__}, not a number")
     value = float(result)
     return Scored(value) if math.isfinite(value) else Scored(None, f"returned {value}")
+
+
+def _begin(begun: asyncio.Future[None]) -> None:
+    if not begun.done():
+        begun.set_result(None)
 
 
 def _named_parameters(reward: Reward) -> tuple[set[str] | None, set[str]]:

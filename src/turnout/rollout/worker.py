@@ -139,6 +139,9 @@ class Generator:
             scores = await self._rewards.score_group(prompt, ended)
         scored: list[Trajectory | str] = []
         for member, (one, score) in enumerate(zip(ended, scores)):
+            if one.reward is not None:  # of its own function
+                scored.append(one)
+                continue
             if score.value is None:
                 scored.append(f"unscored: {score.why}")
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -26,7 +27,9 @@ from turnout.protocol.openai_chat import (
 BODY_BYTES_MAX = 64 << 20
 RETRY_HEADER = "x-stainless-retry-count"  # of OpenAI's clients: how often they sent this already
 NO_RETRY = {"x-should-retry": "false"}
-Answerer = Callable[[ChatRequest], Awaitable[ChatAnswer]]
+ENDS_S = 0.01  # for requests in flight at the end; 0 would be without a limit
+Gone = Callable[[], bool]  # whether the client that asked has left
+Answerer = Callable[[ChatRequest, Gone], Awaitable[ChatAnswer]]
 
 
 @asynccontextmanager
@@ -42,7 +45,7 @@ async def agent_endpoint(answerer: Answerer, model: str) -> AsyncIterator[str]:
             web.route("*", f"/{secret}/{{path:.*}}", endpoint.unknown),
         ]
     )
-    runner = web.AppRunner(app, shutdown_timeout=0.0, access_log=None)
+    runner = web.AppRunner(app, shutdown_timeout=ENDS_S, access_log=None)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -60,7 +63,7 @@ class _Endpoint:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         try:
             asked = parse_chat(await _row(request), request.headers.get(RETRY_HEADER, "0") != "0")
-            answer = await self._answerer(asked)
+            answer = await self._answerer(asked, partial(_gone, request))
         except ChatRefused as fault:
             return web.json_response(fault.row, status=fault.status, headers=NO_RETRY)
         except TurnoutError as fault:  # the trajectory's own end, told to its agent as well
@@ -86,8 +89,14 @@ class _Endpoint:
         return web.json_response(fault.row, status=404, headers=NO_RETRY)
 
 
+def _gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
 async def _row(request: web.Request) -> Any:
     try:
         return await request.json()
-    except (ValueError, RecursionError) as fault:
+    except (ValueError, LookupError, RecursionError) as fault:
         raise ChatRefused(f"the body is no JSON: {fault}") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise ChatRefused(f"the body has more than {BODY_BYTES_MAX} bytes", status=413) from None

@@ -6,30 +6,47 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI, omit
+from aiohttp import ClientSession
+from openai import (
+    APITimeoutError,
+    AsyncOpenAI,
+    BadRequestError,
+    InternalServerError,
+    NotFoundError,
+    OpenAI,
+    omit,
+)
 
 from tests.scripted_engine import HANG, RESET, ScriptedEngine
 from tests.unit.rollout.test_sampler import SEED, V1, V2
 from turnout.core.errors import ConfigError, EngineError, GenerateFailed
 from turnout.core.types import ENVIRONMENT, Finish, Prompt, Trajectory
 from turnout.placement.real import RealClock
+from turnout.protocol.openai_chat import parse_chat
 from turnout.protocol.sglang import GenerateReply, SamplingParams
+from turnout.rollout import episode
 from turnout.rollout.agent import AgentEndpoint, AgentRuns, load_agent
 from turnout.rollout.episode import Turns
 from turnout.rollout.prompts import DataSpec
 from turnout.rollout.sampler import Ask, Cut, Routes, Sampler, SamplingPlan
 from turnout.rollout.tokenizer import HubTokenizer
+from turnout.rollout.tool_calls import PARSERS
+from turnout.serving import agent_endpoint
 from turnout.train.model_tokenizer import BOS_ID, EOS_ID, PAD_ID, byte_tokenizer
 
 TOKENIZER = HubTokenizer(Path("tiny"), byte_tokenizer(), (EOS_ID,))
 PROMPT = Prompt("7", (BOS_ID,), "", None, {"row": {"question": "2 + 2?", "label": "4"}})
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ADD: Any = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
-ASKED = [{"role": "user", "content": "2 + 2?"}]
+ASKED: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 
 
 def ids_of(text: str) -> list[int]:
@@ -61,7 +78,8 @@ class World:
         )  # fmt: skip
         runs = AgentRuns(agent, TOKENIZER, DataSpec(""), "hermes")
         turns = Turns(self.sampler, runs.generate, TOKENIZER, more.pop("most", 5))
-        return await turns.sample(Ask(PROMPT, plan, begun or Trajectory.unbegun(SEED), 0, **more))
+        prompt = more.pop("prompt", PROMPT)
+        return await turns.sample(Ask(prompt, plan, begun or Trajectory.unbegun(SEED), 0, **more))
 
     def sent(self) -> list[list[int]]:
         return [body["input_ids"] for body in self.engine.sent("/generate")]
@@ -153,7 +171,7 @@ def test_a_stream_and_a_client_that_is_not_async() -> None:
                 said += "".join(choice.delta.content or "" for choice in chunk.choices)
                 ends += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
                 usage = chunk.usage or usage
-            assert (said, ends) == ("four", ["stop"]) and usage.completion_tokens == 5
+            assert (said, ends) == ("four", ["stop"]) and usage is not None and usage.completion_tokens == 5
             assert [model.id for model in client.models.list()] == ["turnout"]
             return 1
 
@@ -217,6 +235,11 @@ async def raises(endpoint: AgentEndpoint, _row: Any) -> None:
     raise KeyError("tool")
 
 
+async def cancels(endpoint: AgentEndpoint, _row: Any) -> None:
+    await ask(endpoint, ASKED)
+    raise asyncio.CancelledError
+
+
 async def hangs(endpoint: AgentEndpoint, _row: Any) -> None:
     await ask(endpoint, ASKED)
     await asyncio.Event().wait()
@@ -233,8 +256,8 @@ async def is_text(endpoint: AgentEndpoint, _row: Any) -> Any:
 
 @pytest.mark.parametrize(
     "agent, said",
-    [(raises, "KeyError: 'tool'"), (hangs, "not ended after 3 s"), (leaves, "made no turn"),
-     (is_text, "returned the text '0.5'")],
+    [(raises, "KeyError: 'tool'"), (cancels, "raised CancelledError"), (hangs, "not ended after 3 s"),
+     (leaves, "made no turn"), (is_text, "returned the text '0.5'")],
 )  # fmt: skip
 def test_an_agent_that_fails_fails_its_sample(agent: Any, said: str) -> None:
     async def use(world: World) -> None:
@@ -307,6 +330,9 @@ def test_what_is_not_served_is_refused_by_name_and_can_be_gone_on_from() -> None
                 ({"tool_choice": "required", "tools": [ADD]}, "tool_choice 'required'"),
                 ({"response_format": {"type": "json_object"}}, "response_format"),
                 ({"max_tokens": 0}, "max_tokens 0"),
+                ({"reasoning_effort": "low"}, "reasoning_effort is not known"),
+                ({"parallel_tool_calls": False, "tools": [ADD]}, "parallel_tool_calls False"),
+                ({"extra_body": {"chat_template_kwargs": {}}}, "chat_template_kwargs is not known"),
             ):  # fmt: skip
                 with pytest.raises(BadRequestError, match=said):
                     await ask(endpoint, ASKED, **more)
@@ -376,3 +402,131 @@ def test_an_agent_that_cannot_be_called_is_refused(tmp_path: Path) -> None:
     path.write_text("def agent(client): ...\n")
     with pytest.raises(ConfigError, match="two arguments"):
         load_agent(f"{path}:agent")
+
+
+def test_an_agent_that_goes_on_without_its_answer_fails_its_sample() -> None:
+    """Its client timed out: what the model said trained, and the agent never saw it."""
+
+    async def use(world: World) -> None:
+        release = asyncio.Event()
+
+        async def late(body: Any) -> Any:
+            await release.wait()
+            return world.made(body)
+
+        async def gives_up(endpoint: AgentEndpoint, _row: Any) -> float:
+            client = client_of(endpoint, max_retries=0)
+            with pytest.raises(APITimeoutError):
+                await client.chat.completions.create(model="m", messages=ASKED, timeout=0.2)
+            return 1.0
+
+        async def comes_back_late(endpoint: AgentEndpoint, row: Any) -> float:
+            await gives_up(endpoint, row)
+            release.set()
+            await world.engine.until_running(0)
+            await asyncio.sleep(0.1)
+            return 1.0
+
+        world.engine.on_generate = late
+        with pytest.raises(GenerateFailed, match="a turn had not ended"):
+            await world.sample(gives_up)
+        with pytest.raises(GenerateFailed, match="without the answer"):
+            await world.sample(comes_back_late)
+
+    on(use, "four")
+
+
+def test_a_cut_in_a_turn_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode, "ENDS_S", 1000.0)
+
+    async def use(world: World) -> None:
+        async def one(endpoint: AgentEndpoint, _row: Any) -> None:
+            await ask(endpoint, ASKED)
+
+        world.engine.script("/generate", HANG)
+        cut = Cut()
+        task = asyncio.ensure_future(world.sample(one, cut=cut, deadline=2000.0))
+        await world.engine.until_running(1)
+        cut()
+        assert (await task).partial
+
+    on(use)
+
+
+def test_marks_of_media_in_what_was_said_are_text() -> None:
+    async def use(world: World) -> None:
+        async def two(endpoint: AgentEndpoint, _row: Any) -> float:
+            answer = await ask(endpoint, [{"role": "user", "content": "a <audio>?"}])
+            talk = [{"role": "user", "content": "a <audio>?"}, answer.choices[0].message]
+            await ask(endpoint, [*talk, {"role": "user", "content": "<video>"}])
+            return 1.0
+
+        made = await world.sample(two)
+        assert made.text == "an <image>\nuser: <video>\nassistant: yes"
+
+    on(use, "an <image>", "yes")
+
+
+def test_a_turn_that_cannot_be_told_fails_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_text: str) -> Any:
+        raise KeyError
+
+    monkeypatch.setitem(PARSERS, "hermes", broken)
+
+    async def use(world: World) -> None:
+        async def goes_on(endpoint: AgentEndpoint, _row: Any) -> float:
+            client = client_of(endpoint, max_retries=0)
+            with pytest.raises(InternalServerError):
+                await client.chat.completions.create(model="m", messages=ASKED, tools=[ADD])
+            return 1.0
+
+        with pytest.raises(GenerateFailed, match="could not be told"):
+            await world.sample(goes_on)
+
+    on(use, "four")
+
+
+def test_an_agent_that_changes_its_row_changes_nobody_elses() -> None:
+    async def use(world: World) -> None:
+        async def changes(endpoint: AgentEndpoint, row: dict[str, Any]) -> float:
+            row["tags"].append("mine")
+            await ask(endpoint, ASKED)
+            return len(row["tags"])
+
+        prompt = replace(PROMPT, metadata={"row": {"tags": ["a"]}})
+        assert [(await world.sample(changes, prompt=prompt)).reward for _ in range(2)] == [2.0, 2.0]
+
+    on(use, "four", "four")
+
+
+def test_a_limit_that_is_null_is_none() -> None:
+    body = {"messages": ASKED, "max_completion_tokens": None, "max_tokens": 24}
+    assert parse_chat(body, again=False).most == 24
+
+
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        (b"{", 400), (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+        (b'{"messages": [{"role": "assistant", "content": "", "tool_calls": 5}]}', 400),
+        (b'{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": 5}]}]}', 400),
+        (b'{"messages": "' + b"x" * 2000 + b'"}', 413),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_told_in_openais_shape(
+    body: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_endpoint, "BODY_BYTES_MAX", 1000)
+
+    async def use(world: World) -> None:
+        async def sends(endpoint: AgentEndpoint, _row: Any) -> float:
+            url, headers = f"{endpoint.base_url}/chat/completions", {"Content-Type": "application/json"}
+            async with ClientSession() as session, session.post(url, data=body, headers=headers) as answer:
+                assert answer.status == status and answer.headers["x-should-retry"] == "false"
+                assert (await answer.json())["error"]["message"]
+            await ask(endpoint, ASKED)
+            return 1.0
+
+        assert (await world.sample(sends)).reward == 1.0
+
+    on(use, "four")

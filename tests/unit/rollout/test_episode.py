@@ -153,6 +153,11 @@ async def hangs(episode: Episode) -> None:
                 raise
 
 
+async def cancels(episode: Episode) -> None:
+    await episode.generate(max_new_tokens=1)
+    raise asyncio.CancelledError
+
+
 async def nothing(episode: Episode) -> None: ...
 
 
@@ -163,12 +168,12 @@ async def speaks_first(episode: Episode) -> None:
 @pytest.mark.parametrize(
     "generate, said",
     [(raises, "KeyError: 'tool'"), (hangs, "not ended after 0.2 s"), (nothing, "made no turn"),
-     (speaks_first, "ValueError: the first turn")],
+     (speaks_first, "ValueError: the first turn"), (cancels, "raised CancelledError")],
 )  # fmt: skip
 def test_a_function_that_fails_fails_its_sample(generate: Generate, said: str) -> None:
     async def use(world: World) -> None:
         with pytest.raises(GenerateFailed, match=said):
-            await world.sample(generate, deadline=0.2)
+            await world.sample(generate, deadline=0.2 if generate is hangs else 20.0)
 
     on(use)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,56 @@ def test_a_function_that_hangs_is_left_behind() -> None:
         return await runner.score(prompt, replace(Trajectory.unbegun(0), finish=Finish.STOP, text="r"))
 
     assert asyncio.run(main()).why == "no answer within 0.1 s"
+
+
+def test_the_deadline_of_a_call_begins_with_its_turn() -> None:
+    """64 calls for 8 threads are longer than the deadline, each is not."""
+
+    def slow(completions: Any, **kwargs: Any) -> list[float]:
+        time.sleep(0.2)
+        return [1.0]
+
+    async def main() -> list[Scored]:
+        runner = RewardRunner(TrlRewards([(slow, 1.0), (slow_judge, 1.0)], ("prompt",)), RealClock(), 1.5)
+        prompt = Prompt("0", (1,), "p", None, {"row": PLAIN})
+        made = replace(Trajectory.unbegun(0), finish=Finish.STOP, text="r")
+        return await asyncio.gather(*(runner.score(prompt, made) for _ in range(64)))
+
+    assert asyncio.run(main()) == [Scored(1.25)] * 64
+
+
+def test_a_call_that_is_left_behind_is_counted_once() -> None:
+    release = threading.Event()
+
+    def waits(completions: Any, **kwargs: Any) -> list[float]:
+        release.wait(60)
+        return [1.0]
+
+    async def main() -> None:
+        reward = TrlRewards([(waits, 1.0)], ("prompt",))
+        runner = RewardRunner(reward, RealClock(), 0.05)
+        prompt = Prompt("0", (1,), "p", None, {"row": PLAIN})
+        made = replace(Trajectory.unbegun(0), finish=Finish.STOP, text="r")
+        await asyncio.gather(*(runner.score(prompt, made) for _ in range(9)))
+        assert "never came back" in (await runner.score(prompt, made)).why
+        assert reward._threads.left_behind == 8
+        release.set()
+
+    asyncio.run(main())
+
+
+def changes_its_rows(prompts: Any, completions: Any, tags: Any, **kwargs: Any) -> list[float]:
+    count = float(len(tags[0]))
+    for items in (*tags, prompts, completions):
+        items.append("mine")
+    return [count] * len(tags)
+
+
+def test_a_function_that_changes_its_rows_changes_nobody_elses() -> None:
+    row = {**PLAIN, "tags": ["a"]}
+    assert score(row, ["4", "5"], changes_its_rows, changes_its_rows) == [Scored(2.0)] * 2
+    assert row == {**PLAIN, "tags": ["a"]}
+    assert score(row, ["4", "5"], changes_its_rows, changes_its_rows, whole=True) == [Scored(2.0)] * 2
 
 
 def test_functions_are_loaded_with_their_weights(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine, reply
 from tests.unit.rollout.parts import SEEDS, TOKENS, Bench, Numbers, plan, prompts
 from turnout.core.errors import EngineDead
-from turnout.core.types import Finish, RolloutGroup, Trajectory
+from turnout.core.types import Finish, RolloutGroup, Trajectory, but
 from turnout.placement.real import RealClock
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import TRIES_MAX, Routes, Sampler
-from turnout.rollout.worker import Generator, GroupFailed
+from turnout.rollout.sampler import TRIES_MAX, Ask, Routes, Sampler
+from turnout.rollout.worker import Generator, GroupFailed, Samples
 
 GROUP = RolloutGroup("g00000005.0", 5, 0, prompts(6)[5])
 
@@ -92,8 +92,21 @@ def test_rol_16_all_or_nothing_is_the_default() -> None:
     assert str(made) == "engine: /generate answered 500: boom"
 
 
-def scored_whole(reward: Any, answers: dict[int, Any] | None = None) -> Any:
-    """What becomes of a group of 4 with a reward of whole groups, and how often that was called."""
+class Own:
+    """Samples of which one member has a reward already."""
+
+    def __init__(self, sampler: Samples, member: int | None) -> None:
+        self._sampler, self._member = sampler, member
+
+    async def sample(self, ask: Ask) -> Trajectory:
+        made = await self._sampler.sample(ask)
+        mine = self._member is not None and ask.begun.seed == seed_of(self._member)
+        return but(made, reward=0.25) if mine else made
+
+
+def scored_whole(reward: Any, answers: dict[int, Any] | None = None, own: int | None = None) -> Any:
+    """What becomes of a group of 4 with a reward of whole groups, and how often that was called. `own`: the member
+    whose function gave a reward of its own."""
 
     async def use(bench: Bench, engine: ScriptedEngine) -> Any:
         special = {seed_of(member): answer for member, answer in (answers or {}).items()}
@@ -107,7 +120,7 @@ def scored_whole(reward: Any, answers: dict[int, Any] | None = None) -> Any:
             return reward(responses)
 
         whole = RewardRunner(rewards, RealClock(), whole=True)
-        generator = Generator(bench.generator.sampler, whole)
+        generator = Generator(Own(bench.generator.sampler, own), whole)
         try:
             return await generator.group(GROUP, plan(4), SEEDS), calls
         except GroupFailed as fault:
@@ -120,6 +133,11 @@ def test_rol_16_a_reward_of_the_group_gets_all_responses_in_one_call() -> None:
     made, calls = scored_whole(lambda responses: [float(n) for n in range(len(responses))])
     assert made.rewards == [0.0, 1.0, 2.0, 3.0]
     assert calls == [(GROUP.prompt.text, [one.text for one in made.trajectories], GROUP.prompt.label)]
+
+
+def test_a_reward_of_the_group_leaves_those_of_agents_as_they_are() -> None:
+    made, calls = scored_whole(lambda responses: [float(n) for n in range(len(responses))], own=2)
+    assert [one.reward for one in made.trajectories] == [0.0, 1.0, 0.25, 3.0] and len(calls) == 1
 
 
 def test_rol_16_a_reward_of_the_group_needs_all_of_it() -> None:
