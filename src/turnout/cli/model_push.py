@@ -1,8 +1,8 @@
 """`turnout model push RUN_DIR REPO`: a run's weights as a model of the hub, with a card of the run's facts.
 
 Promises: what goes up is an ordinary checkpoint of one version, in one commit; the card says nothing that the run's
-files don't; `--dry-run` asks nobody. The hub's key is that of huggingface_hub (HF_TOKEN, or `hf auth login`), and
-never shown.
+files don't; with `--private` nothing goes to a public repository; `--dry-run` asks nobody. The hub's key is that of
+huggingface_hub (HF_TOKEN, or `hf auth login`), and never shown.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ def push(run: Path, repo: str, counter: int | None, private: bool, api: Any = No
         message = f"{what.version.label} of a Turnout run"
         try:
             url = api.create_repo(repo, private=private, exist_ok=True)
+            if private and not api.repo_info(repo).private:
+                reason = "it is there already, and public: --private does not change that"
+                raise ModelError(Fault("repository", repo, reason, "make it private there, or name another"))
             api.create_commit(repo, [*files, card], commit_message=message)
         except (HfHubHTTPError, HTTPError, OSError, ValueError) as fault:
             reason = f"the hub does not take it: {str(fault).splitlines()[0] if str(fault) else repr(fault)}"
@@ -81,7 +84,8 @@ def prepared(run: Path, counter: int | None, scratch: Path) -> Pushed:
     base = resolve_checkpoint(config["hf_checkpoint"])
     version, folder = whole_checkpoint(store, files, counter, base, scratch / "checkpoint")
     names = tuple(sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in OURS))
-    return Pushed(folder, names, model_card(config, summary, version.label), version)
+    local = Path(config["hf_checkpoint"]).expanduser().is_dir()
+    return Pushed(folder, names, model_card(config, summary, version.label, local), version)
 
 
 def check_repo(repo: str) -> None:

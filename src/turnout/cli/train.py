@@ -130,9 +130,10 @@ def _finish(config: RunConfig, paths: RunPaths, session: Session | TrainOnly) ->
 
 def _prepare_process(config: RunConfig) -> None:
     """Before torch is loaded: threads of this process, and pools that give the cores back while they wait."""
-    from turnout.placement.processes import POOL_ENVIRONMENT
+    from turnout.placement.processes import POOL_ENVIRONMENT, raise_file_limit
     from turnout.schedule.wiring import cpu_count
 
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     os.environ["OMP_NUM_THREADS"] = str(config.trainer_thread_count(cpu_count()))
     os.environ.update(POOL_ENVIRONMENT)
+    raise_file_limit()

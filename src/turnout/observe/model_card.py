@@ -19,11 +19,14 @@ TOLD = (
 NAMES = ("rm_type", "custom_rm_path", "custom_agent_path", "prompt_data")
 
 
-def model_card(config: Mapping[str, Any], summary: Mapping[str, Any], version: str) -> str:
-    """The README.md, with the hub's metadata in front. `version` is the label of the weights."""
+def model_card(
+    config: Mapping[str, Any], summary: Mapping[str, Any], version: str, local: bool = False
+) -> str:
+    """The README.md, with the hub's metadata in front. `version` is the label of the weights, `local` says that the
+    base is a folder of this machine."""
     base = str(config["hf_checkpoint"])
     head = ["library_name: transformers", "tags: [turnout, reinforcement-learning]"]
-    if "/" in base and not base.startswith((".", "/", "~")):
+    if not local and base.count("/") == 1 and not base.startswith((".", "/", "~")):
         head.append(f"base_model: {base}")
     made = f"Trained from `{_name(base)}` with Turnout, {summary.get('steps', '?')} train steps."
     given = {name: config[name] for name in (*TOLD, *NAMES) if config.get(name)}

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
+import resource
 import select
 import signal
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from pathlib import Path
 from turnout.core.errors import DeadlineExceeded
 from turnout.core.ports import Clock
 
+log = logging.getLogger(__name__)
 # Threads of a pool spin this often (a millisecond or two) before they sleep. Not at all costs a third of an
 # engine's speed, for longer takes the cores from the other half of a run, which begins when this one ends.
 POOL_ENVIRONMENT = {"GOMP_SPINCOUNT": "100000", "TOKENIZERS_PARALLELISM": "false"}
@@ -32,6 +35,7 @@ ODD_STATES = {
     "Z": "has ended",
     "D": "waits for a disk",
 }
+FILES_WANTED, FILES_LOW = 65536, 4096  # a sample of an agent has about 3 open
 KILLED_S = 10.0  # from SIGKILL to the end of a process
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
 
@@ -49,6 +53,20 @@ def settle_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR)
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files and sockets as it may, up to FILES_WANTED; says where they are few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    if soft != resource.RLIM_INFINITY and soft < FILES_LOW:
+        log.warning(
+            "this process may open %d files: raise the hard limit (ulimit -Hn) for many samples", soft
+        )
 
 
 def process_state(pid: int | None) -> str:

@@ -26,20 +26,23 @@ def saved_files(folder: Path) -> list[Path]:
     """The Arrow files of a folder of save_to_disk, in order; raises DataError for another folder."""
     state, splits = folder / "state.json", folder / "dataset_dict.json"
     if splits.is_file():
-        names = json.loads(splits.read_text(encoding="utf-8")).get("splits", [])
-        _refuse(
-            str(folder),
-            f"it holds the splits {', '.join(names)}",
-            f"give {folder}/{names[0] if names else ''}",
-        )
+        try:
+            names = [str(name) for name in json.loads(splits.read_text(encoding="utf-8"))["splits"]]
+        except (OSError, ValueError, KeyError, TypeError) as fault:
+            _refuse(str(splits), f"is not what save_to_disk writes: {fault!r}", "save the data set again")
+        first = names[0] if names else ""
+        _refuse(str(folder), f"it holds the splits {', '.join(names)}", f"give {folder}/{first}")
     if not state.is_file():
         reason = "the folder holds no data set of save_to_disk (no state.json)"
         _refuse(str(folder), reason, "give a .jsonl or .parquet file, or hub:FOLDER for what datasets reads")
     try:
-        names = [row["filename"] for row in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
-    except (ValueError, KeyError, TypeError) as fault:
+        rows = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+        files = [folder / row["filename"] for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as fault:
         _refuse(str(state), f"is not what save_to_disk writes: {fault!r}", "save the data set again")
-    return [folder / name for name in names]
+    if not files:
+        _refuse(str(state), "names no data files", "save the data set again")
+    return files
 
 
 def saved_table(folder: Path, columns: tuple[str, ...] | None) -> Any:
@@ -65,7 +68,7 @@ def hub_table(text: str, columns: tuple[str, ...] | None) -> Any:
     """All rows of `hub:NAME[:{options}]`, as `saved_table`."""
     name, options = _parts(text)
     try:
-        from datasets import load_dataset  # noqa: PLC0415
+        from datasets import Dataset, load_dataset  # noqa: PLC0415
         from datasets.exceptions import DatasetsError  # noqa: PLC0415
     except ImportError:
         reason, remedy = "datasets is not installed", "pip install datasets"
@@ -75,6 +78,9 @@ def hub_table(text: str, columns: tuple[str, ...] | None) -> Any:
     except (OSError, ValueError, TypeError, KeyError, ImportError, DatasetsError) as fault:
         reason = f"datasets cannot load it: {type(fault).__name__}: {fault}"
         _refuse(text, reason, "check name, options and network")
+    if not isinstance(found, Dataset):  # of several splits, or streamed
+        reason = f"with these options it is no data set of rows but {type(found).__name__}"
+        _refuse(text, reason, 'name one split, without "streaming"')
     return _of(found.with_format("arrow")[:], columns)
 
 

@@ -134,6 +134,9 @@ def _parts(text: str) -> tuple[str, dict[str, Any], int]:
     size = config.pop("size", DEFAULT_SIZE)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise DataError(Fault(WHAT, text, f"size {size!r} is no whole number of at least 1"))
+    for key in ("taskset", "agent"):
+        if not isinstance(config.get(key, {}), dict):
+            raise DataError(Fault(WHAT, text, f"its {key} {config[key]!r} is no object"))
     config["taskset"] = {"id": name, **config.get("taskset", {})}
     if "id" not in config:  # verifiers' own choice is a sandbox in its cloud
         config["agent"] = {"runtime": {"type": "subprocess"}, **config.get("agent", {})}

@@ -35,6 +35,13 @@ class Hub(BaseHTTPRequestHandler):
     files: dict[str, bytes]
     keys: set[str | None]
     allowed: bool
+    private: bool
+
+    def do_GET(self) -> None:
+        self._answer(
+            200 if self.allowed else 404,
+            {"id": "me/made", "private": self.private, "siblings": [], "tags": []},
+        )
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -61,6 +68,9 @@ class Hub(BaseHTTPRequestHandler):
             )
         else:
             status, row = 200, {}
+        self._answer(status, row)
+
+    def _answer(self, status: int, row: Any) -> None:
         data = json.dumps(row).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -76,7 +86,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HfApi]:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    Hub.files, Hub.keys, Hub.allowed = {}, set(), True
+    Hub.files, Hub.keys, Hub.allowed, Hub.private = {}, set(), True, True
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -115,6 +125,14 @@ def test_a_version_goes_up_as_a_checkpoint_with_a_card(run: Path, hub: HfApi) ->
     assert Hub.keys == {"Bearer hf_key"} and b"0.5" in Hub.files["README.md"]
 
 
+def test_what_is_private_goes_to_no_public_repository(run: Path, hub: HfApi) -> None:
+    Hub.private = False
+    with pytest.raises(ModelError, match="there already, and public"):
+        push(run, "me/made", 4, private=True, api=hub)
+    assert not Hub.files
+    push(run, "me/made", 4, private=False, api=hub)
+
+
 def test_a_card_says_what_the_run_says_and_nothing_of_the_machine() -> None:
     card = model_card(CONFIG, SUMMARY, "v000004-abababababababab")
     head, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", card, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -129,7 +147,10 @@ def test_a_card_says_what_the_run_says_and_nothing_of_the_machine() -> None:
     ):
         assert said in body
     assert "/home" not in card and "secret" not in card and "KEY" not in card and "evaluation" not in body
-    assert "base_model: org/name" in model_card({**CONFIG, "hf_checkpoint": "org/name"}, SUMMARY, "v")
+    of_hub = {**CONFIG, "hf_checkpoint": "org/name"}
+    assert "base_model: org/name" in model_card(of_hub, SUMMARY, "v")
+    assert "base_model" not in model_card(of_hub, SUMMARY, "v", local=True)
+    assert "base_model" not in model_card({**CONFIG, "hf_checkpoint": "my/own/folder"}, SUMMARY, "v")
 
 
 def test_what_the_hub_or_the_run_refuses_is_told(run: Path, hub: HfApi, tmp_path: Path) -> None:

@@ -86,12 +86,22 @@ def test_what_datasets_finds_is_loaded_by_its_name_and_split(tmp_path: Path) -> 
     "name, said",
     [("hub:no-one/has-this", "datasets cannot load it"), ("hub:x:{split}", "the options are no JSON"),
      ("hub:", "names no data set"), ("{folder}", "no state.json"), ("{folder}/both", "splits train, test"),
-     ("{folder}/broken", "no readable Arrow file")],
+     ("{folder}/broken", "no readable Arrow file"), ("{folder}/none", "names no data files"),
+     ("{folder}/dict", "dict/dataset_dict.json'?: is not what save_to_disk writes"),
+     ('hub:{folder}/one:{"split": null}', "no data set of rows but DatasetDict"),
+     ('hub:{folder}/one:{"streaming": true}', "no data set of rows but IterableDataset")],
 )  # fmt: skip
 def test_what_is_wrong_is_told_by_name(tmp_path: Path, name: str, said: str) -> None:
     one = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": one, "test": one}).save_to_disk(str(tmp_path / "both"))
     saved(tmp_path / "broken")
+    for folder, file, text in (
+        ("none", "state.json", '{"_data_files": []}'),
+        ("dict", "dataset_dict.json", "[1]"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text(text)
+    one.to_parquet(str(tmp_path / "one" / "train.parquet"))
     next((tmp_path / "broken").glob("*.arrow")).write_bytes(b"\x00" * 64)
     with pytest.raises(DataError, match=said):
         load_prompts(spec(name.replace("{folder}", str(tmp_path))), TOKENIZER)

@@ -97,7 +97,7 @@ def test_episodes_share_their_servers_which_live_while_there_are_any() -> None:
 @pytest.mark.parametrize(
     "text, said",
     [("verifiers:absent", "cannot load it: ModuleNotFoundError"), ("verifiers:x:{size}", "no JSON"),
-     ('verifiers:x:{"size": 0}', "size 0")],
+     ('verifiers:x:{"size": 0}', "size 0"), ('verifiers:x:{"taskset": 5}', "taskset 5 is no object")],
 )  # fmt: skip
 def test_what_is_wrong_is_told_by_name(text: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
