@@ -123,7 +123,7 @@ def _plan(arguments: argparse.Namespace) -> FollowPlan:
     until = NEWEST if arguments.once else None
     if arguments.until is not None:
         digits = arguments.until.removeprefix("v")
-        until = label_counter(arguments.until) or (int(digits) if digits.isdigit() else None)
+        until = label_counter(arguments.until) or (int(digits) if digits.isdecimal() else None)
         if until is None:
             raise ConfigError(
                 Fault("--until", arguments.until, "is no version: give its number or its label")
