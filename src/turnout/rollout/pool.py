@@ -163,11 +163,6 @@ class RolloutPool:
         self._open.charged -= 1
         self._workers.pump()
 
-    @property
-    def returns(self) -> bool:
-        """Whether groups of a resume wait for weights to be made again."""
-        return self._returning.waits
-
     def published(self, steps_done: int, root: str) -> None:
         """The trainer has made these weights; a version of them is on its way, and may fail."""
         self._returning.made(steps_done, root)

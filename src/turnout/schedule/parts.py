@@ -250,8 +250,5 @@ class WeightUpdates:
     def detached(self) -> bool:
         return self.updater.transport.detached
 
-    async def root(self) -> str:
-        return await self.updater.root_of(self._export, self._patience.deadline_s)
-
     def begin(self, train_step: int) -> Update:
         return self.updater.begin(self._export, train_step, self._patience.deadline_s)

@@ -59,10 +59,6 @@ class PendingUpdate(Protocol):
 class Weights(Protocol):
     def begin(self, train_step: int) -> PendingUpdate: ...
 
-    async def root(self) -> str:
-        """The digest of the trainer's weights."""
-        ...
-
     @property
     def follow(self) -> bool:
         """Whether engines come to a version by themselves as soon as it is published."""
@@ -87,11 +83,6 @@ class InFlight(Protocol):
     """What an update asks of the rollouts (turnout.rollout.pool)."""
 
     async def drain(self) -> None: ...
-
-    @property
-    def returns(self) -> bool:
-        """Whether groups of a resume wait for weights to be made again."""
-        ...
 
     def published(self, steps_done: int, root: str) -> None: ...
 
@@ -189,23 +180,11 @@ class Updates:
                 await self._tried(steps_done, must)
                 return
             except FAULTS as fault:
-                if not must:
-                    await self._made(steps_done)
                 if not must or not left:
                     self._fail(fault, must)
                     return
                 log.warning("after step %d: %s; it is tried again, at most %d times", steps_done, fault, left)
             await self._weights.recovered()
-
-    async def _made(self, steps_done: int) -> None:
-        """Weights that a resume made again stand although their version failed, perhaps before it had a root: what
-        they sampled is trained as it was recorded."""
-        if not self._around.in_flight.returns:
-            return
-        try:
-            self._around.in_flight.published(steps_done, await self._weights.root())
-        except FAULTS as fault:
-            log.warning("after step %d: %s; what its version sampled may be sampled anew", steps_done, fault)
 
     async def _tried(self, steps_done: int, must: bool) -> None:
         self._published = steps_done

@@ -25,7 +25,6 @@ from turnout.transfer.following import Following
 from turnout.transfer.transport import Export, Ready, Transport
 from turnout.transfer.update import FAULTS, Job, Update
 from turnout.transfer.worker import Worker
-from turnout.weights.digest import root_of
 from turnout.weights.routing import Held
 from turnout.weights.stock_checksums import StockEngine, stock_checksums
 
@@ -75,10 +74,6 @@ class Updater:
     def current(self) -> WeightVersion | None:
         """The newest committed version."""
         return None if self.fleet.current is None else self.fleet.current.version
-
-    async def root_of(self, export: Export, deadline_s: float) -> str:
-        """The digest of weights that are not published."""
-        return await self._worker.run("the weights to be digested", lambda: root_of(export()), deadline_s)
 
     async def adopt(
         self,

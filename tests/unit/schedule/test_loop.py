@@ -102,11 +102,6 @@ class World:
 
         return Update()
 
-    returns = False
-
-    async def root(self) -> str:
-        raise AssertionError("no resume, no root is asked for")
-
     async def drain(self) -> None:
         assert not self.in_flight, "nothing is in flight when a version is put into place"
 
