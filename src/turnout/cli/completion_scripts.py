@@ -96,14 +96,19 @@ def _bash_values(leaf: Leaf) -> list[str]:
     return _bash_cases(leaf.options, " ".join(leaf.path) + " ")
 
 
-def _bash_cases(options: Iterable[Option], prefix: str) -> list[str]:
+def _cases(options: Iterable[Option], prefix: str, choice: str, number: str) -> list[str]:
+    """Branches of a shell's `case` by the word before, for options that take one of few words, or a number."""
     lines = [
-        f"'{prefix}{option.flag}') takes=choice choices='{' '.join(option.choices)}';;"
+        choice.format(f"'{prefix}{option.flag}'", " ".join(option.choices))
         for option in options
         if option.takes == "choice"
     ]
     numbers = [f"'{prefix}{option.flag}'" for option in options if option.takes == "number"]
-    return [*lines, *([f"{'|'.join(numbers)}) takes=number;;"] if numbers else [])]
+    return [*lines, *([number.format("|".join(numbers))] if numbers else [])]
+
+
+def _bash_cases(options: Iterable[Option], prefix: str) -> list[str]:
+    return _cases(options, prefix, "{}) takes=choice choices='{}';;", "{}) takes=number;;")
 
 
 def zsh(tree: Tree) -> str:
@@ -153,13 +158,7 @@ def zsh(tree: Tree) -> str:
 
 
 def _zsh_cases(options: Iterable[Option], prefix: str) -> list[str]:
-    lines = [
-        f"('{prefix}{option.flag}') compadd -- {' '.join(option.choices)}; return;;"
-        for option in options
-        if option.takes == "choice"
-    ]
-    numbers = [f"'{prefix}{option.flag}'" for option in options if option.takes == "number"]
-    return [*lines, *([f"({'|'.join(numbers)}) _message number; return;;"] if numbers else [])]
+    return _cases(options, prefix, "({}) compadd -- {}; return;;", "({}) _message number; return;;")
 
 
 def _zsh_leaves(leaves: Iterable[Leaf]) -> str:
