@@ -21,13 +21,6 @@ def critic_is_there(c: RunConfig) -> Iterator[Fault]:
             yield Fault(spec.flag, str(value), "the run has no critic", "give --advantage-estimator ppo")
 
 
-def critic_is_on_one_device(c: RunConfig) -> Iterator[Fault]:
-    if c.has_critic and c.actor_gpus > 1:
-        reason = f"not yet done: a critic in a trainer of {c.actor_gpus} devices"
-        remedy = "give the trainer one device, or use an estimator without a critic, such as grpo"
-        yield Fault("--advantage-estimator", c.advantage_estimator, reason, remedy)
-
-
 def critic_plan(c: RunConfig) -> Iterator[Fault]:
     if c.has_critic and c.num_rollout is not None:
         total = c.num_rollout * c.inner_steps
@@ -41,4 +34,4 @@ def critic_plan(c: RunConfig) -> Iterator[Fault]:
             yield Fault("--num-critic-only-steps", str(alone), reason, f"give at most {c.num_rollout - 1}")
 
 
-CRITIC_CHECKS = (critic_is_there, critic_is_on_one_device, critic_plan)
+CRITIC_CHECKS = (critic_is_there, critic_plan)

@@ -3,32 +3,52 @@
 A train step asks it once: values of all states before it, GAE (turnout.train.gae) of every response on them, then
 its own optimizer steps towards the returns, over the same slices of the batch as the policy's. The policy trains on
 the advantages after that. Promises: it shares no memory with the policy; neither the packing nor the size of a
-micro-batch changes its gradient; a step whose loss or gradient is not finite changes nothing and is counted.
+micro-batch nor the number of ranks changes its gradient beyond rounding; every rank tells the same; a step whose
+loss or gradient is not finite changes nothing and is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from turnout.core.types import TrainSample, but
 from turnout.train.advantages import normalized
 from turnout.train.backend import CriticReport
-from turnout.train.finite_steps import FiniteSteps
+from turnout.train.balance import OneProcess, World
+from turnout.train.finite_steps import FiniteSteps, Optimizer
 from turnout.train.gae import Doubles, gae
 from turnout.train.losses.value import value_loss
 from turnout.train.losses.weights import token_weights
-from turnout.train.model import DTYPES, DeviceRows
-from turnout.train.parameters import AdamW
-from turnout.train.rows import gather_tokens, plan_of, rows_of, scatter_tokens
+from turnout.train.model import DeviceRows
+from turnout.train.packing import MicroBatch
+from turnout.train.rows import Floats, gather_tokens, of_all, plan_of, rows_of, scatter_tokens
 from turnout.train.settings import CriticSettings, TrainerSettings
-from turnout.train.value_model import ValueModel
 
-Floats = NDArray[np.float32]
+
+class Values(Protocol):
+    """A model of values, over one process or several."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def values(self, rows: DeviceRows) -> Tensor:
+        """fp32 [M]: the value of the state before each of the head's tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class CriticParts:
+    """What a backend makes a critic of: its model, the update of that, the ranks together."""
+
+    model: Values
+    optimizer: Optimizer
+    world: World = field(default_factory=OneProcess)
 
 
 @dataclass(frozen=True)
@@ -53,12 +73,11 @@ class _Tally:
 class Critic:
     """See the module. One train step at a time, on the thread of the trainer that owns it."""
 
-    def __init__(self, settings: TrainerSettings, how: CriticSettings, now: Callable[[], float]) -> None:
-        """Loads the backbone; raises ModelError where it can't be run."""
+    def __init__(
+        self, settings: TrainerSettings, how: CriticSettings, parts: CriticParts, now: Callable[[], float]
+    ) -> None:
         self._settings, self._how, self._now = settings, how, now
-        self.model = ValueModel(how.checkpoint, DTYPES[settings.dtype], settings.gradient_checkpointing)
-        self.flat = self.model.flat
-        self.optimizer = AdamW(self.flat, how.optimizer)
+        self.model, self.optimizer, self._world = parts.model, parts.optimizer, parts.world
         self.steps = FiniteSteps(self.optimizer, how.optimizer, settings.max_nonfinite_steps, "the critic")
 
     def step(
@@ -94,22 +113,25 @@ class Critic:
     def values(self, samples: Sequence[TrainSample]) -> list[Floats]:
         """The value of the state before each token that trains, 0 at the others."""
         out = [np.zeros(len(s.response_ids), np.float32) for s in samples]
-        for micro in plan_of(samples, range(len(samples)), self._settings.max_tokens_per_micro_batch):
+        for micro in self._plan(samples, range(len(samples))):
             rows = rows_of(micro, samples, masked_too=False)
             found = self.model.values(DeviceRows.of(rows, self.model.device))
             scatter_tokens(rows, found.cpu().numpy(), out)
-        return out
+        return of_all(out, self._world)
+
+    def _plan(self, samples: Sequence[TrainSample], chosen: range) -> tuple[MicroBatch, ...]:
+        return plan_of(samples, chosen, self._settings.max_tokens_per_micro_batch, self._world)
 
     def _optimizer_step(
         self, samples: Sequence[TrainSample], found: Estimates, chosen: range, tally: _Tally
     ) -> None:
-        self.flat.discard_gradients()
+        self.optimizer.discard()
         counts = [np.zeros(len(s.response_ids), np.float32) for s in samples]
         how = self._settings.loss.aggregate
         how = "token" if how == "constant" else how  # its loss is a mean in any case
         counts[chosen.start : chosen.stop] = token_weights([samples[i].loss_mask for i in chosen], how)
-        loss = 0.0
-        for micro in plan_of(samples, chosen, self._settings.max_tokens_per_micro_batch):
+        loss = clips = 0.0
+        for micro in self._plan(samples, chosen):
             rows = rows_of(micro, samples, masked_too=False)
             old, returns, weights = (
                 torch.from_numpy(gather_tokens(rows, column)).to(self.model.device)
@@ -119,7 +141,9 @@ class Critic:
             part, clipped = value_loss(values, old, returns, weights, self._how.value_clip)
             part.backward()
             loss += float(part.detach())
-            tally.clipped += clipped
+            clips += clipped
+        loss, clips = self._world.sum(np.array([loss, clips])).tolist()
+        tally.clipped += clips
         done = self.steps.apply(loss)
         tally.losses.append(loss)
         tally.norms.append(done.norm)

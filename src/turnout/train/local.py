@@ -13,7 +13,7 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.train.backend import GivenBack, StepReport
 from turnout.train.checkpoint import read_state, save_state
-from turnout.train.critic import Critic
+from turnout.train.critic import Critic, CriticParts
 from turnout.train.export import export_tensors, plan_export
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
@@ -21,8 +21,10 @@ from turnout.train.model import DTYPES, CausalModel, freeze, load_causal_model
 from turnout.train.offload import Offload
 from turnout.train.parameters import AdamW, FlatParameters
 from turnout.train.pieces import Piece
+from turnout.train.rows import Floats
 from turnout.train.settings import TrainerSettings
-from turnout.train.step import Floats, Parts, TrainStep, prepare_torch
+from turnout.train.step import Parts, TrainStep, prepare_torch
+from turnout.train.value_model import ValueModel
 from turnout.weights.tensors import HostTensor
 
 
@@ -44,7 +46,12 @@ class LocalBackend(TrainStep):
         reference: CausalModel | None = None
         if settings.reference is not None:
             reference = freeze(load_causal_model(settings.reference, options, False), dtype)
-        critic = None if settings.critic is None else Critic(settings, settings.critic, now)
+        self._flats = {"": self._flat}  # of every model that trains, by what names in a checkpoint begin with
+        critic: Critic | None = None
+        if (how := settings.critic) is not None:
+            value = ValueModel(how.checkpoint, dtype, settings.gradient_checkpointing)
+            self._flats["critic_"] = value.flat
+            critic = Critic(settings, how, CriticParts(value, AdamW(value.flat, how.optimizer)), now)
         parts = Parts(model, AdamW(self._flat, settings.optimizer), reference, critic=critic)
         super().__init__(settings, parts, now)
 
@@ -96,11 +103,6 @@ class LocalBackend(TrainStep):
     def _settle(self) -> None:
         if self._offload is not None and self._flat.away:
             self._offload.settle()
-
-    @property
-    def _flats(self) -> dict[str, FlatParameters]:
-        """The parameters of every model that trains, by what their names begin with in a checkpoint."""
-        return {"": self._flat} | ({} if self._critic is None else {"critic_": self._critic.flat})
 
     def _pieces(self) -> list[Piece]:
         return [piece for prefix, flat in self._flats.items() for piece in flat.pieces(prefix)]

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.types import TrainSample
-from turnout.train.packing import Block, MicroBatch, SampleShape, Span, attention_blocks, plan_micro_batches
+from turnout.train.balance import World
+from turnout.train.packing import Block, MicroBatch, SampleShape, Span, attention_blocks
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,11 @@ def shapes_of(samples: Sequence[TrainSample]) -> list[SampleShape]:
     ]
 
 
-def plan_of(samples: Sequence[TrainSample], chosen: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
-    """Micro-batches over the samples of these numbers; raises as plan_micro_batches."""
-    planned = plan_micro_batches(shapes_of([samples[index] for index in chosen]), max_tokens)
+def plan_of(
+    samples: Sequence[TrainSample], chosen: Sequence[int], max_tokens: int, world: World
+) -> tuple[MicroBatch, ...]:
+    """This process's micro-batches over the samples of these numbers; raises as plan_micro_batches."""
+    planned = world.plan(shapes_of([samples[index] for index in chosen]), max_tokens)
     return tuple(micro.of(chosen) for micro in planned)
 
 
@@ -79,15 +83,23 @@ def rows_of(micro: MicroBatch, samples: Sequence[TrainSample], masked_too: bool)
     )
 
 
-def gather_tokens(rows: Rows, values: Sequence[Sequence[float] | NDArray[np.float32]]) -> NDArray[np.float32]:
+def gather_tokens(rows: Rows, values: Sequence[Sequence[float] | Floats]) -> Floats:
     """[M] values of the head's tokens, from one sequence per sample, each as long as its response."""
     flat = np.concatenate([np.asarray(v, np.float32) for v in values])
     starts = np.concatenate(([0], np.cumsum([len(v) for v in values])[:-1])).astype(np.int64)
     return flat[starts[rows.sample] + rows.token]
 
 
-def scatter_tokens(rows: Rows, values: NDArray[np.float32], into: Sequence[NDArray[np.float32]]) -> None:
+def scatter_tokens(rows: Rows, values: Floats, into: Sequence[Floats]) -> None:
     """Puts [M] values of the head's tokens to their places: `into` has one array per sample, of its response."""
     for index in np.unique(rows.sample):
         mine = rows.sample == index
         into[index][rows.token[mine]] = values[mine]
+
+
+def of_all(mine: Sequence[Floats], world: World) -> list[Floats]:
+    """Values of all samples, where each process has filled in those of its own and left zeros elsewhere."""
+    wide = [np.zeros(0), *(values.astype(np.float64) for values in mine)]
+    flat = world.sum(np.concatenate(wide)).astype(np.float32)
+    ends = np.cumsum([len(values) for values in mine])
+    return [flat[end - len(values) : end] for end, values in zip(ends, mine)]

@@ -227,7 +227,4 @@ class TrainerSettings:
         rules.append((self.opd_kl_coef >= 0, "--opd-kl-coef", self.opd_kl_coef, "must be 0 or more"))
         if self.critic is not None:
             rules += self.critic.rules()
-            rules.append(
-                (self.ranks == 1, "--advantage-estimator", "ppo", "a critic runs on one trainer device")
-            )
         return [Fault(where, str(value), reason) for holds, where, value, reason in rules if not holds]

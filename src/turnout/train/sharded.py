@@ -21,13 +21,16 @@ from torch import Tensor
 
 from turnout.core.errors import Fault, ModelError
 from turnout.train.checkpoint import read_state, save_state
+from turnout.train.critic import Critic, CriticParts
 from turnout.train.export import export_tensors
 from turnout.train.head import HeadOptions
 from turnout.train.model import DTYPES, read_config
+from turnout.train.pieces import Piece
 from turnout.train.settings import TrainerSettings
 from turnout.train.sharded_load import Source, empty_causal_model
 from turnout.train.sharded_model import Mesh, ShardedModel, check_split
 from turnout.train.sharded_parameters import ShardedAdamW
+from turnout.train.sharded_value import ShardedValueModel
 from turnout.train.step import Parts, TrainStep, prepare_torch
 from turnout.weights.tensors import HostTensor
 
@@ -40,21 +43,29 @@ class ShardedBackend(TrainStep):
         split by the sizes asked for."""
         prepare_torch(settings)
         check_split(read_config(settings.checkpoint), settings)
+        if settings.critic is not None:
+            check_split(read_config(settings.critic.checkpoint), settings, "critic")
         mesh = Mesh.of(settings.tensor_parallel, settings.expert_parallel)
         dtype = DTYPES[settings.dtype]
         options = HeadOptions(settings.temperature, settings.head_chunk_tokens)
         model = empty_causal_model(settings.checkpoint, options, settings.gradient_checkpointing)
         source = Source(settings.checkpoint, model, torch.float32)
         self._entries = source.entries
-        self._sharded = ShardedModel(model, source, mesh, dtype)
-        self._adamw = ShardedAdamW(self._sharded, settings.optimizer)
+        policy = ShardedModel(model, source, mesh, dtype)
+        self._adamw = ShardedAdamW(policy, settings.optimizer)
+        self._trained = {"": self._adamw}  # every model that trains, by what names in a checkpoint begin with
         self._dtype = dtype
         reference = None
         if settings.reference is not None:
             frozen = empty_causal_model(settings.reference, options, False)
             frozen.module.requires_grad_(False)
             reference = ShardedModel(frozen, Source(settings.reference, frozen, dtype), mesh, dtype)
-        super().__init__(settings, Parts(self._sharded, self._adamw, reference, mesh), now)
+        critic: Critic | None = None
+        if (how := settings.critic) is not None:
+            value = ShardedValueModel(how.checkpoint, mesh, dtype, settings.gradient_checkpointing)
+            self._trained["critic_"] = adamw = ShardedAdamW(value, how.optimizer)
+            critic = Critic(settings, how, CriticParts(value, adamw, mesh), now)
+        super().__init__(settings, Parts(policy, self._adamw, reference, mesh, critic), now)
 
     def export(self) -> Iterator[HostTensor]:
         """As TrainBackend's on rank 0, one tensor gathered at a time; on other ranks an empty one each time, and
@@ -73,12 +84,11 @@ class ShardedBackend(TrainStep):
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part: every rank into the same folder."""
-        pieces = self._adamw.pieces()
-        save_state(folder, pieces, self.counters, dist.get_rank(), dist.get_world_size())
+        save_state(folder, self._pieces(), self.counters, dist.get_rank(), dist.get_world_size())
 
     def copied(self) -> Callable[[Path], None]:
         """As Copying's, of this rank's part; writing it takes no other rank."""
-        pieces, counters = [piece.copied() for piece in self._adamw.pieces()], self.counters
+        pieces, counters = [piece.copied() for piece in self._pieces()], self.counters
         rank, size = dist.get_rank(), dist.get_world_size()
         return lambda folder: save_state(folder, pieces, counters, rank, size)
 
@@ -87,7 +97,7 @@ class ShardedBackend(TrainStep):
         fault: ModelError | None = None
         saved = None
         try:
-            saved = read_state(folder, self._sharded.shapes)
+            saved = read_state(folder, {piece.name: piece.whole for piece in self._pieces()})
         except ModelError as found:
             fault = found
         faulty = torch.tensor(float(fault is not None), device=self._model.device)
@@ -96,6 +106,10 @@ class ShardedBackend(TrainStep):
             raise fault
         if saved is None or faulty > 0:
             raise ModelError(Fault(str(folder), "", f"{int(faulty)} of the trainer's ranks cannot read it"))
-        saved.copy_into(self._adamw.pieces())
-        self._adamw.discard()
+        saved.copy_into(self._pieces())
+        for adamw in self._trained.values():
+            adamw.discard()
         self.counters = saved.counters
+
+    def _pieces(self) -> list[Piece]:
+        return [piece for prefix, adamw in self._trained.items() for piece in adamw.pieces(prefix)]

@@ -54,12 +54,12 @@ class Source:
         for entry in self.entries:
             self._parts.setdefault(entry.parameter, []).append(entry)
         self._dtype = dtype
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def read(self, parameter: str, place: Place) -> Tensor:
         """A part of a parameter. Experts that lie apart in the folder are not divided but in their number."""
         start, shape = place
-        out = torch.empty(shape, dtype=self._dtype, device=self._device)
+        out = torch.empty(shape, dtype=self._dtype, device=self.device)
         parts = self._parts[parameter]
         if parts[0].expert is None:
             own = next((entry for entry in parts if entry.name == parameter), parts[0])

@@ -103,7 +103,7 @@ class Mesh:
         return mine.cpu().numpy()
 
 
-def check_split(config: PretrainedConfig, settings: TrainerSettings) -> None:
+def check_split(config: PretrainedConfig, settings: TrainerSettings, whose: str = "model") -> None:
     """Raises ConfigError with everything of the model that is not a multiple of the tensor-parallel size, and for
     what only one process does."""
     tensor_parallel = settings.tensor_parallel
@@ -121,16 +121,15 @@ def check_split(config: PretrainedConfig, settings: TrainerSettings) -> None:
         Fault(
             "--tensor-model-parallel-size",
             str(tensor_parallel),
-            f"the model's {what}, {count}, cannot be split by it",
+            f"the {whose}'s {what}, {count}, cannot be split by it",
             f"one of {', '.join(map(str, allowed))}",
         )
         for what, count in counts.items()
         if count % tensor_parallel
     ]
-    alone = {"a critic": settings.critic is not None, "--offload-train": settings.offload is not None}
-    for what, asked in alone.items():
-        if asked:
-            faults.append(Fault("trainer devices", str(settings.ranks), f"{what} needs one trainer device"))
+    if settings.offload is not None:
+        reason = "--offload-train needs one trainer device"
+        faults.append(Fault("trainer devices", str(settings.ranks), reason))
     faults += _expert_faults(experts, settings)
     if faults:
         raise ConfigError(faults)
@@ -151,12 +150,12 @@ def _expert_faults(experts: int, settings: TrainerSettings) -> list[Fault]:
 class _Root(torch.nn.Module):
     """What FSDP gathers as one: embedding, final norm and head, around the layers."""
 
-    def __init__(self, module: torch.nn.Module, run: Callable[[DeviceRows], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, module: torch.nn.Module, run: Callable[[DeviceRows], Any]) -> None:
         super().__init__()
         self.module: Any = module
         self._run = run
 
-    def forward(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: DeviceRows) -> Any:
         return self._run(rows)
 
 
@@ -192,8 +191,8 @@ class ShardedModel(CausalModel):
     def logprobs(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
         return self._root(rows)
 
-    def run(self, rows: DeviceRows) -> tuple[Tensor, Tensor]:
-        """As `logprobs`, once the root's parameters are gathered."""
+    def run(self, rows: DeviceRows) -> Any:
+        """What is asked of the model, here as `logprobs`, once the root's parameters are gathered."""
         return chunked_logprobs(self.hidden(rows), _local(self.head), rows.targets, self.options)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -256,7 +255,7 @@ def _split_words(module: Any, mesh: DeviceMesh, tied: bool) -> None:
     for end in ends[:1] if tied else ends:
         split = distribute_tensor(end.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
         end.weight = Parameter(split, requires_grad=end.weight.requires_grad)
-    if tied:
+    if tied and hasattr(ends[1], "weight"):  # a model of values has no output head
         ends[1].weight = ends[0].weight
 
 

@@ -125,8 +125,8 @@ class ShardedAdamW:
             split, sizes = 0, ((rank // parts, copies), (rank % parts, parts))
         return place(self._model.shapes[name], split, *sizes)
 
-    def pieces(self) -> list[Piece]:
-        """This rank's part of every parameter, with its master and moments."""
+    def pieces(self, prefix: str = "") -> list[Piece]:
+        """This rank's part of every parameter, with its master and moments; `prefix` comes before the names."""
         mesh, pieces = self._model.mesh, list[Piece]()
         for name, master in self._masters.items():
             whole = self._model.shapes[name]
@@ -135,7 +135,7 @@ class ShardedAdamW:
                 raise InvariantBroken(f"{name}: this rank holds {tuple(master.shape)}, planned was {shape}")
             state = self._torch.state[master]
             tensors = {"master": master.data, **{kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}}
-            pieces.append(Piece(name, whole, start, shape, tensors, self._speaks_for(name)))
+            pieces.append(Piece(prefix + name, whole, start, shape, tensors, self._speaks_for(name)))
         return pieces
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from turnout.core.errors import TrainError
 from turnout.core.types import TrainBatch, TrainSample, but
@@ -37,12 +36,11 @@ from turnout.train.model import DTYPES, CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch
 from turnout.train.products import products
 from turnout.train.reward_kl import reward_costs, with_costs
-from turnout.train.rows import Rows, gather_tokens, rows_of, scatter_tokens, shapes_of
+from turnout.train.rows import Floats, Rows, gather_tokens, of_all, plan_of, rows_of, scatter_tokens
 from turnout.train.settings import TrainerSettings
 from turnout.train.taught import taught
 
 log = logging.getLogger(__name__)
-Floats = NDArray[np.float32]
 
 
 @dataclass
@@ -133,9 +131,9 @@ class TrainStep:
             for part in self._slices(samples, old):
                 self._optimizer_step(part, tally)
             tally.experts = self._load.take()
-        else:
-            tally.sums = TokenSums(tokens=sum(sum(s.loss_mask) for s in samples))
         self._gather(tally)
+        if not self._policy_trains:
+            tally.sums = TokenSums(tokens=sum(sum(s.loss_mask) for s in samples))
         self._steps_done += 1
         self._before = None
         self._check_ess(batch.step, tally.sums.effective_sample_share)
@@ -222,9 +220,7 @@ class TrainStep:
         ]
 
     def _plan(self, samples: Sequence[TrainSample], chosen: Sequence[int]) -> tuple[MicroBatch, ...]:
-        shapes = shapes_of([samples[index] for index in chosen])
-        planned = self._world.plan(shapes, self.settings.max_tokens_per_micro_batch)
-        return tuple(micro.of(chosen) for micro in planned)
+        return plan_of(samples, chosen, self.settings.max_tokens_per_micro_batch, self._world)
 
     def _optimizer_step(self, part: Slice, tally: Tally) -> None:
         self._optimizer.discard()
@@ -297,14 +293,7 @@ class TrainStep:
             rows = rows_of(micro, kept, masked_too=True)
             values = model.logprobs(DeviceRows.of(rows, model.device))[0].cpu().numpy()
             scatter_tokens(rows, values, [out[index] for index in filled])
-        return self._all_logprobs(out)
-
-    def _all_logprobs(self, mine: list[Floats]) -> list[Floats]:
-        """Each rank has filled in those of its own samples and left zeros elsewhere."""
-        wide = [np.zeros(0), *(values.astype(np.float64) for values in mine)]
-        flat = self._world.sum(np.concatenate(wide)).astype(np.float32)
-        ends = np.cumsum([len(values) for values in mine])
-        return [flat[end - len(values) : end] for end, values in zip(ends, mine)]
+        return of_all(out, self._world)
 
     def _report(self, batch: TrainBatch, sequences: int, tally: Tally, seconds: float) -> StepReport:
         sums = tally.sums

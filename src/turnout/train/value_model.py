@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
@@ -21,17 +20,28 @@ from turnout.train.parameters import FlatParameters
 HEAD = "value_head"
 
 
+def new_head(width: int, device: torch.device) -> torch.nn.Linear:
+    """A head that says 0 of everything."""
+    head = torch.nn.Linear(width, 1, device=device)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    return head
+
+
+def head_values(hidden_MH: Tensor, head: torch.nn.Linear) -> Tensor:
+    """fp32 [M], whatever the dtype of the model."""
+    return hidden_MH.float() @ head.weight[0].float() + head.bias.float()  # no view: FSDP hooks it
+
+
 class ValueModel:
-    """Owns its parameters: `flat` is their memory, in the compute dtype and as fp32 masters."""
+    """Implements turnout.train.critic.Values. Owns its parameters: `flat` is their memory, in the compute dtype and
+    as fp32 masters."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, gradient_checkpointing: bool) -> None:
         """The backbone is that of an HF folder; raises ModelError as load_causal_model."""
         self._body = load_causal_model(folder, HeadOptions(), gradient_checkpointing)
         self._body.drop_head()
-        width = self._body.embedding.shape[1]
-        self.head = torch.nn.Linear(width, 1, device=self._body.device)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
+        self.head = new_head(self._body.embedding.shape[1], self._body.device)
         self.flat = FlatParameters(self._named(), dtype)
         self._body.slots = self.flat.slots
         fuse(self._body.module, dtype)
@@ -41,9 +51,7 @@ class ValueModel:
         return self._body.device
 
     def values(self, rows: DeviceRows) -> Tensor:
-        """fp32 [M]: the value of the state before each of the head's tokens."""
-        hidden_MH = self._body.hidden(rows).float()
-        return F.linear(hidden_MH, self.head.weight.float(), self.head.bias.float())[:, 0]
+        return head_values(self._body.hidden(rows), self.head)
 
     def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         yield from self._body.module.named_parameters()

@@ -48,7 +48,6 @@ REFUSED = [
     ([*SFT, "--no-rm-type", *EVAL], "--eval-prompt-data", "give a reward"),
     (["--critic-lr", "1e-5"], "--critic-lr", "the run has no critic"),
     (["--lambd", "0.9"], "--lambd", "give --advantage-estimator ppo"),
-    ([*PPO, "--actor-num-gpus-per-node", "2"], "--advantage-estimator", "not yet done: a critic"),
     ([*PPO, "--critic-load", "no/such/folder"], "--critic-load", "no such"),
     ([*PPO, "--critic-lr-warmup-iters", "9", "--num-rollout", "9"], "--critic-lr-warmup-iters", "at most 8"),
     ([*PPO, "--num-critic-only-steps", "10"], "--num-critic-only-steps", "give at most 9"),

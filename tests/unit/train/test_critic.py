@@ -43,19 +43,19 @@ def rewarded(samples):
 def backend_of(folder, seed=0, **changes):
     """A trainer whose critic has a head that is not zero, as after some steps."""
     backend = LocalBackend(with_critic(folder, **changes))
-    critic = backend._critic
+    flat = backend._critic.model.flat
     torch.manual_seed(seed)
-    for name, view in zip(critic.flat.names, critic.flat.views(critic.flat.master)):
+    for name, view in zip(flat.names, flat.views(flat.master)):
         if name.startswith("value_head"):
             view.copy_(torch.randn_like(view) * 0.3)
-    critic.flat.refresh_compute()
+    flat.refresh_compute()
     return backend
 
 
 def reference_values(folder, backend, samples):
     """Values of every response token, one sequence at a time, with gradient; and the parameters by name."""
     model = reference_model(folder)
-    flat = backend._critic.flat
+    flat = backend._critic.model.flat
     head = {n: v.clone() for n, v in zip(flat.names, flat.views(flat.master)) if n.startswith("value_head")}
     head = {n: v.requires_grad_() for n, v in head.items()}
     out = []
@@ -69,12 +69,12 @@ def reference_values(folder, backend, samples):
 
 def critic_gradients(backend, samples):
     caught = {}
-    critic = backend._critic
+    flat = backend._critic.model.flat
 
     def keep(lr, norm):
-        caught.update({n: v.clone() for n, v in zip(critic.flat.names, critic.flat.views(critic.flat.grad))})
+        caught.update({n: v.clone() for n, v in zip(flat.names, flat.views(flat.grad))})
 
-    critic.optimizer.step = keep
+    backend._critic.optimizer.step = keep
     report = backend.train(batch_of(samples))
     return report.critic, caught
 
@@ -160,11 +160,11 @@ def test_a_step_of_the_critic_moves_no_policy_and_the_other_way_round(tmp_path):
     folder, samples = make_model(tmp_path), rewarded(make_samples(seed=6))
     for lr, critic_lr in ((0.0, 1e-2), (1e-2, 0.0)):
         backend = backend_of(folder, critic={"lr": critic_lr}, lr=lr)
-        policy, critic = backend._flat.master.clone(), backend._critic.flat.master.clone()
+        policy, critic = backend._flat.master.clone(), backend._critic.model.flat.master.clone()
         report = backend.train(batch_of(samples))
         assert report.grad_norm > 0 and report.critic.value_grad_norm > 0
         assert torch.equal(backend._flat.master, policy) == (lr == 0)
-        assert torch.equal(backend._critic.flat.master, critic) == (critic_lr == 0)
+        assert torch.equal(backend._critic.model.flat.master, critic) == (critic_lr == 0)
 
 
 def test_a_critic_learns_the_value_of_each_prompt(tmp_path):
@@ -214,7 +214,7 @@ def test_ckp_07_a_saved_critic_goes_on_bit_for_bit_with_its_policy(tmp_path, dty
     resumed.load(state)
     for batch in batches[2:]:
         report = resumed.train(batch)
-    for a, b in ((resumed._flat, straight._flat), (resumed._critic.flat, straight._critic.flat)):
+    for a, b in ((resumed._flat, straight._flat), (resumed._critic.model.flat, straight._critic.model.flat)):
         assert torch.equal(a.master, b.master) and torch.equal(a.compute, b.compute)
         assert torch.equal(a.exp_avg, b.exp_avg) and torch.equal(a.exp_avg_sq, b.exp_avg_sq)
     assert replace(report.critic, seconds_critic=0) == replace(last.critic, seconds_critic=0)
@@ -227,22 +227,22 @@ def test_a_checkpoint_without_the_critic_is_refused_and_changes_nothing(tmp_path
     state.mkdir()
     LocalBackend(settings_for(folder, seed=1)).save(state)
     backend = backend_of(folder)
-    before = backend._critic.flat.master.clone()
+    before = backend._critic.model.flat.master.clone()
     with pytest.raises(ModelError) as caught:
         backend.load(state)
     parts = [fault.where.rsplit("/", 1)[1].split(": ")[1:] for fault in caught.value.faults]
-    names = [f"critic_{name}" for name in sorted(backend._critic.flat.names)]
+    names = [f"critic_{name}" for name in sorted(backend._critic.model.flat.names)]
     assert parts == [[kind, name] for kind in ("master", "exp_avg", "exp_avg_sq") for name in names]
-    assert torch.equal(backend._critic.flat.master, before)
+    assert torch.equal(backend._critic.model.flat.master, before)
 
 
 def test_a_step_of_the_critic_that_is_not_finite_is_skipped_and_counted(tmp_path):
     folder, samples = make_model(tmp_path), rewarded(make_samples(seed=12))
     backend = backend_of(folder, critic={"only_steps": 9}, max_nonfinite_steps=1)
     broken = [but(s, reward=1e30) for s in samples]  # its square is not finite in fp32
-    before = backend._critic.flat.master.clone()
+    before = backend._critic.model.flat.master.clone()
     assert backend.train(batch_of(broken)).critic.value_skipped_nonfinite == 1
-    assert torch.equal(backend._critic.flat.master, before)
+    assert torch.equal(backend._critic.model.flat.master, before)
     with pytest.raises(TrainError, match="the critic: 2 optimizer steps in a row"):
         backend.train(batch_of(broken, 1))
 
@@ -254,9 +254,9 @@ def test_a_critic_gives_its_memory_back_with_its_policy(tmp_path):
     stays, goes = (LocalBackend(s) for s in (settings, replace(settings, offload=tmp_path / "kept")))
     for step in range(3):
         goes.offload()
-        assert goes._critic.flat.away and goes._critic.flat.master.untyped_storage().nbytes() == 0
+        assert goes._critic.model.flat.away and goes._critic.model.flat.master.untyped_storage().nbytes() == 0
         goes.onload()
         batch = batch_of(rewarded(make_samples(seed=step)), step)
         assert goes.train(batch).critic.value_loss == stays.train(batch).critic.value_loss
-    for a, b in ((goes._flat, stays._flat), (goes._critic.flat, stays._critic.flat)):
+    for a, b in ((goes._flat, stays._flat), (goes._critic.model.flat, stays._critic.model.flat)):
         assert torch.equal(a.master, b.master) and torch.equal(a.exp_avg_sq, b.exp_avg_sq)
