@@ -28,6 +28,7 @@ from benchmarks.e2e_workloads import GROUP_SIZE, LEARNING_RATE, WORKLOADS, Promp
 from benchmarks.trl_env import environment_of, interpreter
 from benchmarks.turnout_side import turnout_side
 from turnout.train.model_zoo import fetch
+from turnout.train.products import multiplies_bf16
 
 RUN_DEADLINE_S = 3600.0
 WARM_UP_STEPS = 1
@@ -237,6 +238,8 @@ def say(line: str) -> None:
 
 def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.e2e", description="Turnout against TRL's GRPOTrainer")
+    # a processor without products of bf16 takes many times as long for them as for float32's
+    faster = "bfloat16" if multiplies_bf16() else "float32"
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--steps", type=int, default=2, help="counted steps of a run")
@@ -252,7 +255,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--trl-mode", choices=[variant.name for variant in MODES], help="take this mode and try no other"
     )
     parser.add_argument("--threads", type=int, default=machine.cpus(), help="threads of TRL")
-    parser.add_argument("--trl-weights", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--trl-weights", choices=("bfloat16", "mixed", "float32"), default=faster)
     parser.add_argument("--keep", type=Path, help="folder for logs and runs; a temporary one otherwise")
     return parser.parse_args(argv)
 

@@ -1,15 +1,17 @@
 """A GRPO step of the trainer against transformers with FSDP2 on padded batches: tokens per second, peak memory.
 
-    python -m benchmarks.trainer --json FILE [--processes 1 2] [--rounds N] [--quick]
+    python -m benchmarks.trainer --json FILE [--processes 1 2] [--works W ...] [--rounds N] [--share N]
+        [--quick]
 
 SmolLM2-135M (--quick: the tiny model and a few samples, the search only: a look at the paths, no result). For
 each workload of benchmarks.trainer_work and each number of processes: each side finds its best setting by search
-(its micro-batch size, one step each), then both are measured there in turns, in fresh processes; figures are
-medians over the processes' own. Tokens are those of all samples, prompts too, however often they are computed.
-Memory is the resident set at its highest in a step, less what the process had before the model and less weights,
-gradients, moments and compute copies. Keys: `ratio_tokens_per_second` (groups with a shared prompt),
-`ratio_long_prompt`, `ratio_fixed`, with one process, and `ratio_peak_memory` (Turnout's share, shared prompt); of
-more processes under `processes`.
+(its micro-batch size, one step each; the padded side computes in bf16 or float32, whichever is faster on one
+short group), then both are measured there in turns, in fresh processes; figures are medians over the processes'
+own. Tokens are those of all samples, prompts too, however often they are computed. Memory is the resident set at
+its highest in a step, less what the process had before the model and less weights, gradients, moments and
+compute copies. --share N takes an N-th of the groups, for a slow machine. Keys: `ratio_tokens_per_second` (groups
+with a shared prompt), `ratio_long_prompt`, `ratio_fixed`, with the first number of processes, and
+`ratio_peak_memory` (Turnout's share, shared prompt); all others under `processes`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from turnout.train.model_zoo import fetch, resolve_checkpoint
 
 SETTINGS = {"turnout": (1024, 2048, 4096, 8192), "padded": (1, 2, 4, 8, 16, 32)}
 QUICK = {"turnout": (1024, 2048), "padded": (2, 8)}
+DTYPES = ("bfloat16", "float32")
 DEADLINE_S = 3600
+RATIOS = {
+    "ratio_tokens_per_second": ("shared", "ratio"),
+    "ratio_long_prompt": ("long_prompt", "ratio"),
+    "ratio_fixed": ("fixed", "ratio"),
+    "ratio_peak_memory": ("shared", "ratio_memory"),
+}
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -56,16 +65,23 @@ def run(job: Job) -> dict[str, Any]:
     return json.loads(told[0].splitlines()[-1])
 
 
+def seconds_by_dtype(job: Job) -> dict[str, float]:
+    """A step of one short group, padded, in each: bf16 takes many times as long on a processor that lacks it."""
+    one = replace(job, side="padded", work="fixed", settings=(2,), share=8)
+    return {dtype: run(replace(one, dtype=dtype))["rows"][0]["seconds"] for dtype in DTYPES}
+
+
 def compared(job: Job, settings: dict[str, tuple[int, ...]], rounds: int) -> dict[str, Any]:
     """Both sides at their best settings; without rounds the search is all there is."""
     found: dict[str, Any] = {}
     best: dict[str, Job] = {}
     for side, tried in settings.items():
-        search = run(replace(job, side=side, settings=tried, rounds=1))
+        started = replace(job, side=side, rounds=1)
+        search = run(replace(started, settings=tried))
         fastest = min(search["rows"], key=lambda row: row["seconds"])
         found[side] = {"search": search["rows"], "best": fastest["setting"], "tokens": search["tokens"]}
         found[side]["measured"] = [] if rounds else [fastest]
-        best[side] = replace(job, side=side, settings=(int(fastest["setting"]),), rounds=3)
+        best[side] = replace(started, settings=(int(fastest["setting"]),), rounds=3)
     for _ in range(rounds):
         for side, one in best.items():
             found[side]["measured"].append(run(one)["rows"][0])
@@ -77,28 +93,34 @@ def compared(job: Job, settings: dict[str, tuple[int, ...]], rounds: int) -> dic
     return found
 
 
-def measure(processes: list[int], rounds: int, quick: bool) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything that was asked for; the file is written after each workload, as far as it is."""
+    quick = arguments.quick
     model = resolve_checkpoint("tiny:llama") if quick else fetch()
+    share = arguments.share or (4 if quick else 1)
     by_count: dict[str, Any] = {}
-    for ranks in processes:
-        threads = max(1, machine.cpus() // ranks)
-        job = Job("", str(model), "", (), 1, threads, share=4 if quick else 1, ranks=ranks)
-        by_count[str(ranks)] = {
-            work: compared(replace(job, work=work), QUICK if quick else SETTINGS, rounds) for work in WORK
-        }
-    first = by_count[str(processes[0])]
-    return {
+    report = {
         "benchmark": "trainer",
         "quick": quick,
+        "share": share,
         "model": model.name,
         "machine": machine.describe(),
-        "ratio_tokens_per_second": first["shared"]["ratio"],
-        "ratio_long_prompt": first["long_prompt"]["ratio"],
-        "ratio_fixed": first["fixed"]["ratio"],
-        "ratio_peak_memory": first["shared"]["ratio_memory"],
-        "workloads": {name: asdict(work) for name, work in WORK.items()},
+        "workloads": {name: asdict(WORK[name]) for name in arguments.works},
         "processes": by_count,
     }
+    for ranks in arguments.processes:
+        job = Job("", str(model), "", (), 1, max(1, machine.cpus() // ranks), share=share, ranks=ranks)
+        seconds = seconds_by_dtype(job)
+        job = replace(job, dtype=min(seconds, key=seconds.__getitem__))
+        found = by_count[str(ranks)] = {"padded_seconds_by_dtype": seconds}
+        for work in arguments.works:
+            found[work] = compared(
+                replace(job, work=work), QUICK if quick else SETTINGS, 0 if quick else arguments.rounds
+            )
+            if ranks == arguments.processes[0]:
+                report |= {key: found[work][name] for key, (of, name) in RATIOS.items() if of == work}
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
 
 
 def main() -> int:
@@ -107,12 +129,14 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--works", nargs="+", choices=WORK, default=list(WORK))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--share", type=int, help="divides the groups of a step, for a slow machine (1; quick: 4)"
+    )
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    rounds = 0 if arguments.quick else arguments.rounds
-    found = measure(arguments.processes, rounds, arguments.quick)
-    arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found = measure(arguments)
     print({key: round(value, 3) for key, value in found.items() if key.startswith("ratio")})
     return 0
 

@@ -1,9 +1,10 @@
 """One side of `benchmarks.trainer`, in a process of its own (or a rank of it): GRPO steps at several settings.
 
-Both sides take the same samples in bf16 with fp32 masters, one AdamW step a train step, old log-probs those of
-the same forward pass. `padded` is transformers with FSDP2: samples sorted by length, padded to the longest of
-their micro-batch, logits of response positions only, gradients reduced with the last micro-batch. Its setting is
-samples a micro-batch, Turnout's is tokens a micro-batch. Rank 0 prints one line of JSON.
+Both sides take the same samples with fp32 masters, Turnout in bf16, the other in what is faster here, one AdamW
+step a train step, old log-probs those of the same forward pass. `padded` is transformers with FSDP2: samples
+sorted by length, padded to the longest of their micro-batch, logits of response positions only, gradients reduced
+with the last micro-batch. Its setting is samples a micro-batch, Turnout's is tokens a micro-batch. Rank 0 prints
+one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ CLIP_LOW, CLIP_HIGH = 0.8, 1.28
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is told. A step of more than `worse` times the fastest so far ends the search upwards."""
+    """What a process is told. A step of more than `worse` times the fastest so far ends the search upwards;
+    `dtype` is what the padded side computes in, as its processor does faster."""
 
     side: str
     model: str
@@ -49,6 +51,7 @@ class Job:
     ranks: int = 1
     meeting: str = ""
     worse: float = 1.5
+    dtype: str = "bfloat16"
 
 
 @dataclass
@@ -78,7 +81,7 @@ def turnout_side(job: Job, samples: Sequence[TrainSample]) -> Side:
 def padded_side(job: Job, samples: Sequence[TrainSample]) -> Side:
     torch.set_num_threads(job.threads)
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, job.dtype), reduce_dtype=torch.float32)
     for layer in model.model.layers:
         fully_shard(layer, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
@@ -153,7 +156,7 @@ def main(words: list[str]) -> int:
     tokens = sum(len(s.prompt_ids) + len(s.response_ids) for s in samples)
     rows: list[dict[str, float]] = []
     for setting in job.settings:
-        if job.rounds > 1 or setting != job.settings[0]:
+        if job.rounds > 1 and setting != job.settings[0]:
             side.step(setting)  # what this size allocates first
         rows.append(measured(job, side, setting, base))
         rows[-1]["tokens_per_second"] = tokens / rows[-1]["seconds"]

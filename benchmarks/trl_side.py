@@ -39,7 +39,7 @@ class Request:
     new_tokens: int
     learning_rate: float
     generation: str  # one of MODES
-    weights: str  # "bfloat16": bf16 weights and optimizer; "float32": fp32 weights, bf16 autocast
+    weights: str  # "bfloat16": bf16 weights and optimizer; "mixed": fp32 ones, bf16 autocast; "float32"
     threads: int
     micro_batch: int  # sequences per forward and backward
     max_length: int  # prompt plus completion, tokens
@@ -113,7 +113,7 @@ def config_arguments(request: Request, output_dir: str) -> dict[str, Any]:
     return {
         "output_dir": output_dir,
         "use_cpu": True,
-        "bf16": request.weights == "float32",
+        "bf16": request.weights == "mixed",
         "per_device_train_batch_size": request.micro_batch,
         "gradient_accumulation_steps": request.samples // request.micro_batch,
         "num_generations": request.group_size,
@@ -141,7 +141,7 @@ def config_arguments(request: Request, output_dir: str) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
         "seed": request.seed,
-        "model_init_kwargs": {"dtype": request.weights},
+        "model_init_kwargs": {"dtype": request.weights.replace("mixed", "float32")},
     }
 
 
