@@ -67,11 +67,7 @@ def nothing_is_saved_beside(c: RunConfig) -> Iterator[Fault]:
 
 
 def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
-    """A trainer of one process, and embedded engines of the model that is trained."""
-    if c.offloads_train and c.actor_gpus > 1:
-        flag = "--offload-train" if c.offload_train else "--offload"
-        reason = f"not yet done: giving back the memory of a trainer on {c.actor_gpus} devices"
-        yield Fault(flag, "", reason, "give --offload-rollout alone, or one trainer device")
+    """Embedded engines of the model that is trained."""
     if not c.offloads_rollout:
         return
     flag = "--offload-rollout" if c.offload_rollout else "--offload"

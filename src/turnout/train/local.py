@@ -1,34 +1,30 @@
 """The trainer of one process: parameters, gradients and moments in flat buffers of its own.
 
-Promises: those of turnout.train.step. A state that does not fit is refused before anything changes.
+Promises: those of turnout.train.resting. A state that does not fit is refused before anything changes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from turnout.core.errors import InvariantBroken
-from turnout.core.types import TrainBatch, TrainSample
-from turnout.train.backend import GivenBack, StepReport
 from turnout.train.checkpoint import read_state, save_state
 from turnout.train.critic import Critic, CriticParts
 from turnout.train.export import export_tensors, plan_export
 from turnout.train.fused import fuse
 from turnout.train.head import HeadOptions
 from turnout.train.model import DTYPES, CausalModel, freeze, load_causal_model
-from turnout.train.offload import Offload
 from turnout.train.parameters import AdamW, FlatParameters
 from turnout.train.pieces import Piece
-from turnout.train.rows import Floats
+from turnout.train.resting import RestingStep
 from turnout.train.settings import TrainerSettings
-from turnout.train.step import Parts, TrainStep, prepare_torch
+from turnout.train.step import Parts, prepare_torch
 from turnout.train.value_model import ValueModel
 from turnout.weights.tensors import HostTensor
 
 
-class LocalBackend(TrainStep):
+class LocalBackend(RestingStep):
     """Implements TrainBackend in this process, on its CPU or its one CUDA device."""
 
     def __init__(self, settings: TrainerSettings, now: Callable[[], float] = time.perf_counter) -> None:
@@ -54,19 +50,11 @@ class LocalBackend(TrainStep):
             critic = Critic(settings, how, CriticParts(value, AdamW(value.flat, how.optimizer)), now)
         parts = Parts(model, AdamW(self._flat, settings.optimizer), reference, critic=critic)
         super().__init__(settings, parts, now)
-
-        self._offload: Offload | None = None
+        frozen = [] if reference is None else list(reference.module.parameters())
         if settings.offload is not None:
-            frozen = () if reference is None else tuple(reference.module.parameters())
-            self._offload = Offload(settings.offload, self._flats, frozen)
-
-    def train(self, batch: TrainBatch) -> StepReport:
-        self._flat.must_be_here()
-        return super().train(batch)
-
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[Floats]:
-        self._flat.must_be_here()
-        return super().logprobs(samples)
+            for parameter in frozen:  # storages of a mapped checkpoint can't be emptied
+                parameter.data = parameter.data.clone().contiguous()
+        self.may_rest(self._flats, frozen)
 
     def export(self) -> Iterator[HostTensor]:
         yield from export_tensors(self._entries, self._flat.weights, DTYPES[self.settings.dtype])
@@ -88,21 +76,6 @@ class LocalBackend(TrainStep):
             flat.restored()
         self.counters = saved.counters
         self._settle()
-
-    def offload(self) -> GivenBack:
-        return self._offloading().leave()
-
-    def onload(self) -> None:
-        self._offloading().come()
-
-    def _offloading(self) -> Offload:
-        if self._offload is None:
-            raise InvariantBroken("this trainer was made to stay in memory")
-        return self._offload
-
-    def _settle(self) -> None:
-        if self._offload is not None and self._flat.away:
-            self._offload.settle()
 
     def _pieces(self) -> list[Piece]:
         return [piece for prefix, flat in self._flats.items() for piece in flat.pieces(prefix)]

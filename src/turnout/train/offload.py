@@ -24,7 +24,6 @@ from torch import Tensor
 from turnout.core.errors import Fault, InvariantBroken, UserError
 from turnout.placement.footprint import drop_pages, file_bytes, give_back, pss_bytes
 from turnout.train.backend import GivenBack
-from turnout.train.parameters import FlatParameters
 
 CHUNK = 1 << 30  # Linux moves at most 2 GiB in one call
 
@@ -111,37 +110,75 @@ class PinnedRoom:
         return total - free
 
 
-class Offload:
-    """Owns where the state of one trainer lies: `state` of its models points there. Called between its steps."""
+class Trained(Protocol):
+    """The memory of a model that trains, between two of its steps."""
 
-    def __init__(
-        self, folder: Path, flats: Mapping[str, FlatParameters], frozen: Sequence[torch.nn.Parameter] = ()
-    ) -> None:
-        """`flats` are its models, `frozen` a reference's parameters. Raises UserError where the disk is full."""
-        self._flats = flats
-        for parameter in frozen:  # storages of a mapped checkpoint can't be emptied
-            parameter.data = parameter.data.clone().contiguous()
-        still = {f"frozen.{i}": p.data.view(-1) for i, p in enumerate(frozen)}
+    @property
+    def resident(self) -> Mapping[str, Tensor]:
+        """What a step can't make anew: flat tensors that each fill their storage, and share it with no other."""
+        ...
+
+    @property
+    def made(self) -> Sequence[Tensor]:
+        """As `resident`, what is made anew."""
+        ...
+
+    @property
+    def away(self) -> bool:
+        """Whether the memory is given back."""
+        ...
+
+    def between_steps(self) -> bool:
+        """Whether no gradient is kept for a step under way."""
+        ...
+
+    def leaves(self, kept: Mapping[str, Tensor]) -> None:
+        """The memory is gone: the state is in these tensors, by the names of `resident`."""
+        ...
+
+    def comes(self) -> None:
+        """The memory is there again, with what `resident` had in it."""
+        ...
+
+
+def filling(tensor: Tensor) -> Tensor:
+    """All of the storage of a tensor, flat."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+class Offload:
+    """Owns where the state of one trainer lies. Called between its steps."""
+
+    def __init__(self, folder: Path, models: Mapping[str, Trained], frozen: Sequence[Tensor] = ()) -> None:
+        """`models` are those that train, `frozen` a reference's parameters, each in a storage of its own. Raises
+        UserError where the disk is full."""
+        self._models = models
+        still = {
+            f"frozen.{i}": filling(tensor)
+            for i, tensor in enumerate(frozen)
+            if tensor.untyped_storage().nbytes()
+        }
+        self._kinds = {name: tuple(model.resident) for name, model in models.items()}
         self._state = {
-            name + kind: tensor for name, flat in flats.items() for kind, tensor in flat.resident.items()
+            name + kind: tensor for name, model in models.items() for kind, tensor in model.resident.items()
         }
         self._kept = self._state | still
-        made = [t for flat in flats.values() for t in (flat.grad, flat.compute) if t is not flat.master]
+        made = [tensor for model in models.values() for tensor in model.made]
         self._sizes = [(t, t.untyped_storage().nbytes()) for t in (*self._kept.values(), *made)]
-        self._on_cuda = next(iter(flats.values())).master.device.type == "cuda"
+        self._on_cuda = self._sizes[0][0].device.type == "cuda"
         self._room: _Room = PinnedRoom(self._kept) if self._on_cuda else FileRoom(folder, self._kept)
         for name, tensor in still.items():
             self._room.keep(name, tensor)
 
     @property
-    def _away(self) -> bool:
-        return any(flat.away for flat in self._flats.values())
+    def away(self) -> bool:
+        return any(model.away for model in self._models.values())
 
     def leave(self) -> GivenBack:
         """Keeps what is needed and frees all of it."""
-        if self._away:
+        if self.away:
             raise InvariantBroken("the trainer's memory was given back already")
-        if not all(slot.fresh for flat in self._flats.values() for slot in flat.slots.values()):
+        if not all(model.between_steps() for model in self._models.values()):
             raise InvariantBroken("the trainer's memory is given back between two steps, not within one")
         give_back()  # what the step left behind is not what is measured
         before = self._room.held()
@@ -152,27 +189,26 @@ class Offload:
                 drop_pages(tensor.data_ptr(), tensor.nbytes)
             tensor.untyped_storage().resize_(0)
         give_back()
-        for name, flat in self._flats.items():
-            flat.state = {kind: self._room.views[name + kind] for kind in flat.resident}
+        for name, model in self._models.items():
+            model.leaves({kind: self._room.views[name + kind] for kind in self._kinds[name]})
         self.settle()
         return GivenBack(sum(size for _, size in self._sizes), before - self._room.held())
 
     def come(self) -> None:
         """Takes the memory again, with what was kept in it."""
-        if not self._away:
+        if not self.away:
             raise InvariantBroken("the trainer's memory is there already")
         for tensor, size in self._sizes:
             tensor.untyped_storage().resize_(size)
         for name, tensor in self._kept.items():
             self._room.fetch(name, tensor)
-        for flat in self._flats.values():
-            flat.state = flat.resident
-            flat.grad.zero_()  # also what lies between the parameters
-            flat.refresh_compute()
+        for model in self._models.values():
+            model.comes()
 
     def settle(self) -> None:
-        """Gives back what reading or replacing the kept state has taken."""
-        self._room.settle()
+        """Gives back what reading or replacing the kept state has taken while it is away."""
+        if self.away:
+            self._room.settle()
 
 
 def _moved(move: Callable[..., int], file: int, tensor: Tensor, at: int) -> None:

@@ -10,13 +10,12 @@ Decayed parameters (matrices) come first, then the others (norms, biases), so th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from turnout.core.errors import InvariantBroken
 from turnout.train.native_ops import call, usable
 from turnout.train.pieces import Piece
 from turnout.train.settings import OptimizerSettings
@@ -85,10 +84,23 @@ class FlatParameters:
         """Whether the memory is given back, and `state` lies elsewhere (turnout.train.offload)."""
         return self.state["master"] is not self.master
 
-    def must_be_here(self) -> None:
-        """Raises InvariantBroken while the memory is given back."""
-        if self.away:
-            raise InvariantBroken("a step needs the trainer's memory, which is given back")
+    @property
+    def made(self) -> list[Tensor]:
+        """What a step makes anew."""
+        return [self.grad] if self.compute is self.master else [self.grad, self.compute]
+
+    def between_steps(self) -> bool:
+        """Whether no gradient is kept for a step under way."""
+        return all(slot.fresh for slot in self.slots.values())
+
+    def leaves(self, kept: Mapping[str, Tensor]) -> None:
+        """The memory is given back (turnout.train.offload); the state is in `kept`."""
+        self.state = dict(kept)
+
+    def comes(self) -> None:
+        self.state = self.resident
+        self.grad.zero_()  # also what lies between the parameters
+        self.refresh_compute()
 
     @property
     def weights(self) -> dict[str, Tensor]:

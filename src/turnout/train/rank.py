@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from turnout.core.types import TrainBatch
 from turnout.placement.parent import die_with
 from turnout.placement.stacks import where
-from turnout.train.backend import Copying, TrainBackend
+from turnout.train.backend import Copying, Offloading, TrainBackend
 from turnout.train.batch_bytes import samples_of
 from turnout.train.data_transport import read_data
 from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
@@ -59,6 +59,8 @@ class Rank:
             "save": lambda call: self._done(self.backend.save(Path(call["folder"]))),
             "load": lambda call: self._done(self.backend.load(Path(call["folder"]))),
             "copy": self._copy,
+            "offload": lambda _: asdict(self._offloading.offload()),
+            "onload": lambda _: self._done(self._offloading.onload()),
             "written": self._written,
         }
         self._copied: Callable[[Path], None] | None = None
@@ -80,6 +82,12 @@ class Rank:
         if self._backend is None:
             raise RuntimeError("the backend was not started")
         return self._backend
+
+    @property
+    def _offloading(self) -> Offloading:
+        if not isinstance(self.backend, Offloading):
+            raise TypeError(f"{type(self.backend).__name__} can't give its memory back")
+        return self.backend
 
     def _meet(self, call: Message) -> Message:
         """At rank 0: opens the place where the ranks meet, at a port that was free."""

@@ -25,8 +25,9 @@ from pydantic import TypeAdapter
 
 from turnout.core.errors import InvariantBroken, TrainerLost, TrainError
 from turnout.core.types import TrainBatch, TrainSample
+from turnout.placement.footprint import enough
 from turnout.placement.processes import last_words
-from turnout.train.backend import StepReport
+from turnout.train.backend import GivenBack, StepReport
 from turnout.train.batch_bytes import bytes_of
 from turnout.train.rank_launch import LOOPBACK, Ranks
 from turnout.train.rank_wire import Message, WireClosed, error_of
@@ -131,6 +132,19 @@ class RankedBackend:
 
     def load(self, folder: Path) -> None:
         self._done(self._call("load", {"folder": str(folder)}))
+
+    def offload(self) -> GivenBack:
+        """As Offloading's: each rank gives its part back. Raises TrainError for one that kept too much of it."""
+        given = [GivenBack(**answer) for _, answer in sorted(self._call("offload", {}).items())]
+        for process, one in zip(self._ranks.processes, given, strict=True):
+            if not enough(one.asked, one.fell):
+                raise TrainError(
+                    f"{process.name} gave back {one.fell} of {one.asked} bytes (--offload-train)"
+                )
+        return GivenBack(sum(one.asked for one in given), sum(one.fell for one in given))
+
+    def onload(self) -> None:
+        self._done(self._call("onload", {}))
 
     def _done(self, answers: dict[int, Message]) -> None:
         self._steps_done = answers[0]["steps_done"]

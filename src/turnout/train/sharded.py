@@ -4,8 +4,8 @@ Every rank makes the same call with the same arguments at the same time; what is
 from its rank. The process group is there before; who asks the ranks has the deadline (turnout.train.ranks), for a
 collective call of a part of them waits as long as torch lets it.
 
-Promises: those of turnout.train.step, with the same report on every rank (but for its seconds); any number of ranks
-loads what any other saved, LocalBackend included.
+Promises: those of turnout.train.resting, with the same report on every rank (but for its seconds); any number of
+ranks loads what any other saved, LocalBackend included.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from turnout.train.export import export_tensors
 from turnout.train.head import HeadOptions
 from turnout.train.model import DTYPES, read_config
 from turnout.train.pieces import Piece
+from turnout.train.resting import RestingStep
 from turnout.train.settings import TrainerSettings
 from turnout.train.sharded_load import Source, empty_causal_model
 from turnout.train.sharded_model import Mesh, ShardedModel, check_split
-from turnout.train.sharded_parameters import ShardedAdamW
+from turnout.train.sharded_parameters import ShardedAdamW, local_part
 from turnout.train.sharded_value import ShardedValueModel
-from turnout.train.step import Parts, TrainStep, prepare_torch
+from turnout.train.step import Parts, prepare_torch
 from turnout.weights.tensors import HostTensor
 
 
-class ShardedBackend(TrainStep):
+class ShardedBackend(RestingStep):
     """Implements TrainBackend on one rank. What `export` gives has no data but on rank 0; every rank takes it."""
 
     def __init__(self, settings: TrainerSettings, now: Callable[[], float] = time.perf_counter) -> None:
@@ -66,6 +67,8 @@ class ShardedBackend(TrainStep):
             self._trained["critic_"] = adamw = ShardedAdamW(value, how.optimizer)
             critic = Critic(settings, how, CriticParts(value, adamw, mesh), now)
         super().__init__(settings, Parts(policy, self._adamw, reference, mesh, critic), now)
+        frozen = [] if reference is None else list(reference.module.parameters())
+        self.may_rest(self._trained, [local_part(parameter) for parameter in frozen])
 
     def export(self) -> Iterator[HostTensor]:
         """As TrainBackend's on rank 0, one tensor gathered at a time; on other ranks an empty one each time, and
@@ -81,15 +84,18 @@ class ShardedBackend(TrainStep):
                 yield HostTensor(entry.name, "U8", (0,), np.empty(0, np.uint8))
             else:
                 yield from export_tensors([entry], {entry.parameter: whole})
+        self._settle()
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part: every rank into the same folder."""
         save_state(folder, self._pieces(), self.counters, dist.get_rank(), dist.get_world_size())
+        self._settle()
 
     def copied(self) -> Callable[[Path], None]:
         """As Copying's, of this rank's part; writing it takes no other rank."""
         pieces, counters = [piece.copied() for piece in self._pieces()], self.counters
         rank, size = dist.get_rank(), dist.get_world_size()
+        self._settle()
         return lambda folder: save_state(folder, pieces, counters, rank, size)
 
     def load(self, folder: Path) -> None:
@@ -110,6 +116,7 @@ class ShardedBackend(TrainStep):
         for adamw in self._trained.values():
             adamw.discard()
         self.counters = saved.counters
+        self._settle()
 
     def _pieces(self) -> list[Piece]:
         return [piece for prefix, adamw in self._trained.items() for piece in adamw.pieces(prefix)]

@@ -104,8 +104,8 @@ class Mesh:
 
 
 def check_split(config: PretrainedConfig, settings: TrainerSettings, whose: str = "model") -> None:
-    """Raises ConfigError with everything of the model that is not a multiple of the tensor-parallel size, and for
-    what only one process does."""
+    """Raises ConfigError with everything of the model that is not a multiple of the tensor-parallel size, or whose
+    experts cannot be divided."""
     tensor_parallel = settings.tensor_parallel
     counts = {
         "attention heads": config.num_attention_heads,
@@ -127,9 +127,6 @@ def check_split(config: PretrainedConfig, settings: TrainerSettings, whose: str 
         for what, count in counts.items()
         if count % tensor_parallel
     ]
-    if settings.offload is not None:
-        reason = "--offload-train needs one trainer device"
-        faults.append(Fault("trainer devices", str(settings.ranks), reason))
     faults += _expert_faults(experts, settings)
     if faults:
         raise ConfigError(faults)

@@ -6,6 +6,8 @@ which counts every element once; what several ranks hold stays equal on them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,19 +15,24 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import Parameter
 
 from turnout.core.errors import InvariantBroken
+from turnout.train.offload import filling
 from turnout.train.pieces import Piece, place
 from turnout.train.settings import OptimizerSettings
 from turnout.train.sharded_model import WITHIN_HEADS, ShardedModel
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 class ShardedAdamW:
-    """torch's AdamW, fused, over the local parts. Implements turnout.train.step.Optimizer."""
+    """torch's AdamW, fused, over the local parts. Implements turnout.train.finite_steps.Optimizer and
+    turnout.train.offload.Trained: `state` has by kind and parameter the local parts, or what is kept of them while
+    their memory is given back."""
 
     def __init__(self, model: ShardedModel, settings: OptimizerSettings) -> None:
         self.settings = settings
         self._model = model
         self.parameters: dict[str, Parameter] = dict(model.module.named_parameters())
-        self._masters = {name: Parameter(_local(p)) for name, p in self.parameters.items()}
+        self._masters = {name: Parameter(local_part(p)) for name, p in self.parameters.items()}
         groups = [
             {"params": [m for n, m in self._masters.items() if (self.parameters[n].dim() >= 2) == matrix],
              "weight_decay": settings.weight_decay if matrix else 0.0}
@@ -34,10 +41,14 @@ class ShardedAdamW:
         self._torch = torch.optim.AdamW(
             groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
         )
-        for master in self._masters.values():
-            zeros = {kind: torch.zeros_like(master.data) for kind in ("exp_avg", "exp_avg_sq")}
-            self._torch.state[master] = {"step": torch.zeros((), device=master.device), **zeros}
-        self._steps = 0
+        self._here = {"master": {name: master.data for name, master in self._masters.items()}}
+        self._here |= {
+            kind: {n: torch.zeros_like(part) for n, part in self._here["master"].items()} for kind in MOMENTS
+        }
+        for name, master in self._masters.items():
+            moments = {kind: self._here[kind][name] for kind in MOMENTS}
+            self._torch.state[master] = {"step": torch.zeros((), device=master.device), **moments}
+        self.state, self._steps = self._here, 0
 
     @property
     def steps(self) -> int:
@@ -49,11 +60,41 @@ class ShardedAdamW:
         for state in self._torch.state.values():
             state["step"].fill_(count)
 
+    @property
+    def resident(self) -> dict[str, Tensor]:
+        """All that a step can't make anew: storages that FSDP and torch's AdamW go on with, paddings too."""
+        return {
+            f"{kind}.{name}": filling(part)
+            for kind, parts in self._here.items()
+            for name, part in parts.items()
+            if part.untyped_storage().nbytes()
+        }
+
+    @property
+    def made(self) -> list[Tensor]:
+        return []  # gradients end with their step, and what FSDP gathers with its use
+
+    @property
+    def away(self) -> bool:
+        return self.state is not self._here
+
+    def between_steps(self) -> bool:
+        return all(parameter.grad is None for parameter in self.parameters.values())
+
+    def leaves(self, kept: Mapping[str, Tensor]) -> None:
+        self.state = {
+            kind: {name: _like(part, kept.get(f"{kind}.{name}")) for name, part in parts.items()}
+            for kind, parts in self._here.items()
+        }
+
+    def comes(self) -> None:
+        self.state = self._here
+
     def gradient_norm(self) -> float:
         """Global L2 norm over all elements of the model. Collective."""
         for name, master in self._masters.items():
             grad = self.parameters[name].grad
-            master.grad = torch.zeros_like(master.data) if grad is None else _local(grad)
+            master.grad = torch.zeros_like(master.data) if grad is None else local_part(grad)
         self._add_over_heads()
         own = [m.grad for n, m in self._masters.items() if self._speaks_for(n) and m.grad is not None]
         norms = torch.stack([torch.linalg.vector_norm(grad) for grad in own]).double()
@@ -99,7 +140,7 @@ class ShardedAdamW:
     def gather(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """The whole parameter in `dtype` on rank 0, None elsewhere. Collective."""
         mesh = self._model.mesh
-        part = self._masters[name].data.to(dtype).contiguous()
+        part = self.state["master"][name].to(dtype).contiguous()
         if dist.get_rank() > 0:
             if part.numel() and self._speaks_for(name):
                 dist.send(part, 0)
@@ -128,18 +169,22 @@ class ShardedAdamW:
     def pieces(self, prefix: str = "") -> list[Piece]:
         """This rank's part of every parameter, with its master and moments; `prefix` comes before the names."""
         mesh, pieces = self._model.mesh, list[Piece]()
-        for name, master in self._masters.items():
+        for name in self._masters:
             whole = self._model.shapes[name]
             start, shape = self._place(name, *mesh.coordinates)
-            if shape != tuple(master.shape):
-                raise InvariantBroken(f"{name}: this rank holds {tuple(master.shape)}, planned was {shape}")
-            state = self._torch.state[master]
-            tensors = {"master": master.data, **{kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}}
+            tensors = {kind: parts[name] for kind, parts in self.state.items()}
+            if shape != (held := tuple(tensors["master"].shape)):
+                raise InvariantBroken(f"{name}: this rank holds {held}, planned was {shape}")
             pieces.append(Piece(prefix + name, whole, start, shape, tensors, self._speaks_for(name)))
         return pieces
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _like(part: Tensor, kept: Tensor | None) -> Tensor:
+    """What is kept of the storage of `part`, in its shape; `part` itself where it is empty."""
+    return part if kept is None else kept.as_strided(part.shape, part.stride(), part.storage_offset())
+
+
+def local_part(tensor: Tensor) -> Tensor:
     """This rank's part, sharing its memory."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -24,6 +24,7 @@ from turnout.placement.tasks import first
 from turnout.schedule import parts
 from turnout.schedule.parts import TrainerThread
 from turnout.train import rank_launch, ranks
+from turnout.train.backend import GivenBack, Offloading
 from turnout.train.rank import Rank
 from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
 from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
@@ -87,6 +88,26 @@ class Scripted:
         return "trainer rank 0 was killed by SIGKILL"
 
     standing, kill = Ranks.standing, Ranks.kill
+
+
+def test_mem_01_ranks_give_their_memory_back_together_and_one_that_keeps_its_own_is_named(tmp_path) -> None:
+    """Nineteen twentieths have come back in all, but not of each."""
+    gives = {0: 95 << 30, 1: 4 << 30}
+
+    def script(rank: int, call: Message) -> Message:
+        if call["call"] == "offload":
+            return {"result": {"asked": 95 << 30 if rank == 0 else 5 << 30, "fell": gives[rank]}}
+        return {"result": {"steps_done": 0}}
+
+    backend, _ = made(script, tmp_path)
+    assert isinstance(backend, Offloading)
+    with pytest.raises(
+        TrainError, match=r"trainer rank 1 \(cpu:1\) gave back 4294967296 of 5368709120 bytes"
+    ):
+        backend.offload()
+    gives[1] = 5 << 30
+    assert backend.offload() == GivenBack(100 << 30, 100 << 30)
+    backend.onload()
 
 
 @pytest.fixture(autouse=True)
