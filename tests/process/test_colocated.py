@@ -67,6 +67,36 @@ def test_an_engine_that_is_killed_in_the_trainers_turn_comes_again_in_its_own(tm
     assert len(of_kind(run, "EngineReady")) == 2
 
 
+def test_frozen_models_come_back_from_their_copies_and_so_does_one_that_is_killed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """A reward model and a reference give back too, and attest after each turn of the trainer what they held at
+    first; in the second of these the reward model is killed, and after that the controller, which leaves both."""
+    run = tmp_path / "run"
+    words = ("--offload", "--update-weight-transport", "tensor", *LARGE, "--engine-linger", "60")
+    patient = ("--use-fault-tolerance", "--rollout-health-check-interval", "0.3", "--save-interval", "1")
+    words = (*words, *patient, "--num-rollout", "5")
+    process = begun("reward_model", run, *words)
+    judge = "reward.regular1-0"
+    given = lambda: [row for row in of_kind(run, "MemoryReleased") if row["who"] == judge]  # noqa: E731
+    wait_for("the reward model to be released twice", lambda: len(given()) > 1, process)
+    first = next(row for row in of_kind(run, "EngineReady") if row["engine"] == judge)
+    os.kill(first["pid"], signal.SIGKILL)
+    wait_for("it to be released again", lambda: len(given()) > 2, process)
+    process.kill()
+    process.communicate()
+    status, _, err = ended(begun("reward_model", run, *words))
+    summary = equal_everywhere(run, status, err)
+    assert err.count("is taken over from the controller before") == 3
+    assert len({row["pid"] for row in of_kind(run, "EngineReady") if row["engine"] == judge}) == 2
+    for name in (judge, "reference.regular1-0"):
+        attested = [row for row in of_kind(run, "ModelAttested") if row["engine"] == name]
+        assert len(attested) > 5 and {(row["root"], row["level"]) for row in attested} == {
+            (attested[0]["root"], "memory")
+        }
+        assert all(told["stayed"] for told in summary["models"][name.partition(".")[0]].values())
+
+
 def test_an_engine_that_a_killed_controller_left_released_serves_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("--engine-linger", "60", "--save-interval", "1", "--num-rollout", "3")

@@ -67,7 +67,7 @@ def nothing_is_saved_beside(c: RunConfig) -> Iterator[Fault]:
 
 
 def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
-    """Embedded engines of the model that is trained."""
+    """Embedded engines, that serve while nobody trains."""
     if not c.offloads_rollout:
         return
     flag = "--offload-rollout" if c.offload_rollout else "--offload"
@@ -80,10 +80,9 @@ def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
     elif "sglang" in c.programs:
         reason = "SGLang gives nothing back on a CPU, and on a GPU that is not yet measured"
         yield Fault(flag, "", reason, f"use --engine embedded, or {remedy}")
-    elif c.frozen_models:
-        names = ", ".join(c.frozen_models)
-        reason = f"not yet done: giving back the memory of models that are not trained ({names})"
-        yield Fault(flag, "", reason, f"leave them out of --sglang-config, or {remedy}")
+    elif c.eval_mode == "dedicated":
+        reason = "engines of their own evaluate beside training (--eval-mode dedicated)"
+        yield Fault(flag, "", reason, f"use another --eval-mode, or {remedy}")
 
 
 COLOCATED_CHECKS = (

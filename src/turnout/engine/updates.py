@@ -165,15 +165,16 @@ class Updates:
 
     async def _stage_folder(self, update: Update) -> Staged:
         weights = self._compute.core.weights
+        first = self._compute.settings.model_path.resolve()  # read again, it is rounded as at the start
 
         def stage() -> Staged:
             if self._pre_read is not None:
                 self._pre_read(update.folder)
             if folder_counter(update.folder.name) is not None:
                 visible_manifest(update.folder, Patience(VISIBLE_S, time.monotonic, time.sleep))
-            return (
-                stage_version(weights, update.folder) if update.store else weights.stage_folder(update.folder)
-            )
+            if update.store:
+                return stage_version(weights, update.folder)
+            return weights.stage_folder(update.folder, may_round=update.folder == first)
 
         try:
             return await in_background(stage)

@@ -2,13 +2,15 @@
 
 Owns whose turn it is, and what each engine gave back. Promises: nothing is taken before what the other side gave
 back was measured as gone, within a deadline, and was enough (turnout.placement.footprint), else the run ends with
-who kept what; an engine that gave its memory back is not asked until a version was committed that it attested; one
-that comes again in the trainer's turn waits for its end, or gives back at once what it has taken. Each switch alone
-leaves the other side resident; the order is the same.
+who kept what; an engine that gave its memory back is not asked until a version was committed that it attested, one
+of a frozen model until it has read its weights again and attested that they are the same; one that comes again in
+the trainer's turn waits for its end, or gives back at once what it has taken. Each switch alone leaves the other
+side resident; the order is the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from turnout.core.types import TrainBatch
 from turnout.placement.footprint import enough, tree_bytes
 from turnout.placement.tasks import together
 from turnout.schedule.colocated_machine import TRAINERS, TURNS, Moved, Turn, check
+from turnout.schedule.frozen import FrozenModels
 from turnout.schedule.parts import TrainerThread
 from turnout.schedule.run_engines import RunEngines
 from turnout.serving.client import EngineClient
@@ -50,14 +53,25 @@ class Switches:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The engines that share memory with the trainer, of those of the run; `fleet` is there once a version is."""
+    """The engines that share memory with the trainer, of those of the run; `fleet` and `frozen` are there once a
+    version is."""
 
     engines: RunEngines
     fleet: Callable[[], Fleet]
+    frozen: Callable[[], FrozenModels]
 
     def running(self) -> list[EngineClient]:
         up = self.engines.up()
-        return [client for client in self.engines.updated if client.engine_id in up]
+        updated = [client for client in self.engines.updated if client.engine_id in up]
+        return [*updated, *self.frozen().up]
+
+    def rest(self, engine: EngineClient) -> None:
+        """Nothing asks it until it serves again."""
+        (self.fleet().rest if engine.plan.updated else self.frozen().lost)(engine.engine_id)
+
+    async def returns(self, engine: EngineClient) -> None:
+        """As FrozenModels.returns."""
+        await self.frozen().returns(engine)
 
     def held(self, engine_id: str) -> int:
         """Bytes that the processes of an engine hold, as measured."""
@@ -74,6 +88,7 @@ class Colocated:
         self._switches, self._trainer, self._engines = switches, trainer, engines
         self._events, self._clock = events, clock
         self._given: dict[EngineClient, set[str]] = {}  # tags that an engine has yet to take again
+        self._door = asyncio.Lock()  # none of a frozen model joins while others give back
         self.turn = Turn.ROLLOUT
 
     async def begin(self) -> None:
@@ -88,15 +103,8 @@ class Colocated:
     async def train(self, batch: TrainBatch) -> dict[str, float]:
         """The trainer's turn: one train step, from engines that serve to memory that nobody has."""
         began = self._clock.now()
-        engines = self._engines.running() if self._switches.engines else ()
-        await self._of_each(engines, self._quiet)
-        self._move(Moved.QUIET)
-        released = sum(await self._of_each(engines, self._engine_gives))
-        self._move(Moved.RELEASED)
-        late = [
-            engine for engine in self._engines.running() if self._switches.engines and engine not in engines
-        ]
-        released += sum(await self._of_each(late, self._engine_gives))  # that came while the others gave back
+        async with self._door:
+            released = await self._engines_give()
         if self._switches.trainer:
             await self._trainer.call("the trainer to take its memory", lambda t: _offloading(t).onload())
         self._move(Moved.ONLOADED)
@@ -107,6 +115,23 @@ class Colocated:
         self._move(Moved.OFFLOADED)
         seconds = {"seconds_release": ready - began, "seconds_offload": self._clock.now() - trained}
         return {**metrics, "released_bytes": released, "offloaded_bytes": offloaded, **seconds}
+
+    async def _engines_give(self) -> int:
+        """Has all give back; bytes by which what they hold fell."""
+        engines = self._engines.running() if self._switches.engines else ()
+        for engine in engines:
+            if not engine.plan.updated:
+                self._engines.rest(engine)  # whoever asks a frozen model waits from here on
+        await self._of_each(engines, self._quiet)
+        self._move(Moved.QUIET)
+        released = sum(await self._of_each(engines, self._engine_gives))
+        self._move(Moved.RELEASED)
+        late = [
+            engine for engine in self._engines.running() if self._switches.engines and engine not in engines
+        ]
+        return released + sum(
+            await self._of_each(late, self._engine_gives)
+        )  # came while the others gave back
 
     async def call(self, what: str, work: Callable[[TrainBackend], T]) -> T:
         """As TrainerThread.call: for what needs no memory of the trainer's but what it keeps."""
@@ -120,6 +145,7 @@ class Colocated:
     async def serving(self, engines: Sequence[EngineClient], deadline_s: float) -> dict[str, Exception]:
         self._move(Moved.ATTESTED)
         faults = await self._take(engines, CACHE_TAGS, deadline_s)
+        await together(self._returns(engine, deadline_s) for engine in self._resting())
         self._move(Moved.SERVING)
         return faults
 
@@ -132,6 +158,28 @@ class Colocated:
         """An engine that came again: in the trainer's turn it gives back what it has taken meanwhile."""
         if self._switches.engines and self.turn in TRAINERS:
             await self._engine_gives(engine)
+
+    async def takes_in(self, engine: EngineClient, joins: Callable[[], Awaitable[str]]) -> str:
+        """An engine of a frozen model that came again joins, in the trainer's turn after it; what `joins` says."""
+        async with self._door:
+            if not (self._switches.engines and self.turn in TRAINERS):
+                return await joins()
+            await self._engine_gives(engine)
+        while engine in self._given:
+            await self._clock.sleep(POLL_S)
+        return await joins()
+
+    def _resting(self) -> list[EngineClient]:
+        """Those of frozen models that gave back."""
+        return [engine for engine in self._given if not engine.plan.updated]
+
+    async def _returns(self, engine: EngineClient, deadline_s: float) -> None:
+        try:
+            await EngineWeights(engine).resume_memory((*WEIGHT_TAGS, *CACHE_TAGS), deadline_s)
+            await self._engines.returns(engine)
+        except EngineDead as fault:
+            log.warning("its next life will serve the model: %s", fault)
+        del self._given[engine]
 
     def _move(self, moved: Moved) -> None:
         self.turn = TURNS.after(self.turn, moved)
@@ -151,7 +199,7 @@ class Colocated:
         """Bytes by which what the engine holds fell; raises EngineError where that is too little in time."""
         name, deadline_s = engine.engine_id, self._switches.deadline_s
         before, end = self._engines.held(name), self._clock.now() + deadline_s
-        self._engines.fleet().rest(name)
+        self._engines.rest(engine)
         every = {*WEIGHT_TAGS, *CACHE_TAGS}
         fresh, self._given[engine] = every - self._given.get(engine, set()), every
         asked = await EngineWeights(engine).release_memory(fresh, deadline_s) if fresh else 0

@@ -1,8 +1,9 @@
 """Frozen models of a run: engines that no weight update goes to, such as a reward model or a reference.
 
 Owns what each of them proved of its weights when it was started. Promises: one is asked only after it attested;
-what it holds is attested again after each restart and at the end of the run, from its live tensors, and is what it
-was at first, else the run ends with an error that names engine and both digests.
+what it holds is attested again after each restart, after each turn of the trainer in which its memory was given
+back, and at the end of the run, from its live tensors, and is what it was at first, else the run ends with an error
+that names engine and both digests.
 """
 
 from __future__ import annotations
@@ -41,8 +42,21 @@ class FrozenModels:
         await self._attest(engine)
         self._up = {**self._up, engine.engine_id: engine}
 
+    async def returns(self, engine: EngineClient) -> None:
+        """Its memory is there again, and nothing in it: has it read its weights anew, from the folder that it was
+        started with, and join. Raises as `joins`."""
+        told = await engine.model_info(self._deadline_s)
+        folder, label = str(told.get("model_path")), str(told.get("weight_version"))
+        await engine.load_from_disk(folder, label, self._deadline_s)
+        await self.joins(engine)
+
+    @property
+    def up(self) -> Sequence[EngineClient]:
+        """The engines that may be asked now."""
+        return list(self._up.values())
+
     def lost(self, engine_id: str) -> None:
-        """The engine ended: it is asked for nothing more."""
+        """The engine ended, or gives its memory back: it is asked for nothing until it joins again."""
         self._up = {name: engine for name, engine in self._up.items() if name != engine_id}
 
     def serving(self, model: str) -> Sequence[EngineClient]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,9 @@ class Incarnation:
             clients, policy = self._engines.updated, wiring.update_policy(config)
             updater = self._updater = Updater(transport, clients, published, self._clock, policy)
             weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
-            models = await RunModels(config, self._engines, transport, events, self._clock).begun()
+            models = self._models = await RunModels(
+                config, self._engines, transport, events, self._clock
+            ).begun()
             rewards = wiring.reward_runner(config, self._clock, models.models)
             sampler = await self._sampler(updater, inputs)
             generator = Generator(self._trained_on(inputs, sampler, updater), rewards, self._phases.waits)
@@ -226,11 +229,13 @@ class Incarnation:
             models.lost(fault.engine_id)
 
         async def joins(client: EngineClient) -> None:
+            if not client.plan.updated:
+                again = partial(models.again, client)
+                what = await (again() if turns is None else turns.takes_in(client, again))
+                reporter.say(f"engine {client.engine_id} {what}")
+                return
             if turns is not None:
                 await turns.joins(client)
-            if not client.plan.updated:
-                reporter.say(f"engine {client.engine_id} {await models.again(client)}")
-                return
             told = False
             while True:
                 try:
@@ -264,7 +269,7 @@ class Incarnation:
         wanted = frozenset(plan.engine_id for plan in plans if keep)
         await end_left_behind(self.paths.engines, self._clock, wanted)
         if schedule_of(config).swap:
-            sharing = Sharing(self._engines, lambda: self._updater.fleet)
+            sharing = Sharing(self._engines, lambda: self._updater.fleet, lambda: self._models.frozen)
             turns = self._turns = Colocated(Switches.of(config), trainer, sharing, events, self._clock)
             self._phases.guard = turns.check
             with self._phases("start"):

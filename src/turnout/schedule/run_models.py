@@ -1,7 +1,7 @@
 """The models of a run besides the one that is trained: their engines, who may ask them, and that they stay.
 
-Owns the engines that no weight update goes to: those of frozen models, and those that only evaluate. Promises: one
-is asked only once it is up and has attested; when it ends nothing asks it, and its next life joins as the first
+Owns the engines that no weight update goes to: those of `frozen` models, and those that only evaluate. Promises:
+one is asked only once it is up and has attested; when it ends nothing asks it, and its next life joins as the first
 did.
 """
 
@@ -46,19 +46,24 @@ class RunModels:
         clock: Clock,
     ) -> None:
         self._config, self._engines, self._clock = config, engines, clock
-        self._frozen = FrozenModels(events, config.update_weight_timeout_s, config.trust_label)
+        self.frozen = FrozenModels(events, config.update_weight_timeout_s, config.trust_label)
         deadline_s, trust, again = config.update_weight_timeout_s, config.trust_label, config.restarts > 0
         following = Following(transport, clock, deadline_s, trust, again)
         self.dedicated = DedicatedEngines(following) if config.eval_mode == "dedicated" else None
         serving: dict[str, Live] = {actor_model(config): self._actors}
         for name in dict.fromkeys(plan.model for plan in roster(config) if not plan.updated):
             if name != config.eval_model:
-                serving[name] = partial(self._frozen.serving, name)
+                serving[name] = partial(self.frozen.serving, name)
         self.models = Models(serving)
 
     async def begun(self) -> RunModels:
-        """Takes in the engines that were started; raises as FrozenModels.joins."""
-        await together(map(self._joins, self._engines.others))
+        """Takes in the engines that were started; raises as FrozenModels.joins. One that the controller before left
+        may have given its weights back."""
+        kept = self._engines.kept if self._config.offloads_rollout else frozenset[str]()
+        await together(
+            self.frozen.returns(engine) if engine.engine_id in kept else self._joins(engine)
+            for engine in self._engines.others
+        )
         return self
 
     async def again(self, engine: EngineClient) -> str:
@@ -78,7 +83,7 @@ class RunModels:
             await self._clock.sleep(PAUSE_S)
 
     def lost(self, engine_id: str) -> None:
-        self._frozen.lost(engine_id)
+        self.frozen.lost(engine_id)
         if self.dedicated is not None:
             self.dedicated.lost(engine_id)
 
@@ -86,7 +91,7 @@ class RunModels:
         """Waits for `work`; raises WeightError for an engine of a frozen model that holds other weights then than
         at its start."""
         await work
-        await self._frozen.stayed()
+        await self.frozen.stayed()
 
     def informed(self, trainer: Trainer) -> Trainer:
         """The trainer, with log-probs of --ref-model and --opd-teacher where they are given."""
@@ -103,7 +108,7 @@ class RunModels:
         if self.dedicated is not None and engine.plan.model == self._config.eval_model:
             self.dedicated.joins(engine)
         else:
-            await self._frozen.joins(engine)
+            await self.frozen.joins(engine)
 
     def _actors(self) -> Sequence[EngineClient]:
         if self._engines.router is not None:

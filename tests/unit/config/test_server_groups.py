@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 from tests.unit.config.conftest import faults_of
+from turnout.config.check_colocated import halves_can_give_back
 from turnout.config.check_topology import GIVEN_ELSEWHERE, OVERRIDES
 from turnout.config.run_config import RunConfig
 from turnout.engine.settings import EngineSettings
@@ -80,6 +81,18 @@ def test_the_model_of_the_actor_by_its_path(write, folder):
     text = TWO.replace("name: actor\n", f"name: actor\n    model_path: {folder}/model/\n")
     groups = of_file(write, text + frozen).groups
     assert [(group.model, group.updated) for group in groups][-2:] == [("actor", True), ("old", False)]
+
+
+def test_frozen_models_take_turns_with_the_trainer_but_not_those_that_evaluate_beside_it(write):
+    """All that is wrong with these values, without files: what comes of the switch alone."""
+
+    def faults(**options: str) -> list[str]:
+        config = of_file(write, TWO + FROZEN, offload_rollout=True, **options)
+        return [fault.remedy for fault in halves_can_give_back(config)]
+
+    assert faults() == []
+    remedy = "use another --eval-mode, or give --offload-train alone"
+    assert faults(eval_mode="dedicated", eval_model="reward") == [remedy]
 
 
 MISTAKES = [

@@ -116,6 +116,7 @@ class SlowCompute:
     def __init__(self) -> None:
         self.settings = EngineSettings(MODEL)
         self.go, self.entered = threading.Event(), threading.Event()
+        self.rounded: list[tuple[Path, bool]] = []
         self.core = SimpleNamespace(
             weights=SimpleNamespace(stage_folder=self.stage_folder, audit=lambda _stop: -1),
             fenced=None,
@@ -124,7 +125,8 @@ class SlowCompute:
         self.attested = Attested("w", "a" * 32, 0.0)
         self.fault: WeightError | None = None
 
-    def stage_folder(self, folder: Path) -> Any:
+    def stage_folder(self, folder: Path, may_round: bool = False) -> Any:
+        self.rounded.append((folder, may_round))
         self.entered.set()
         assert self.go.wait(10)
         if self.fault is not None:
@@ -154,6 +156,21 @@ def test_wgt_26_a_second_update_is_refused_while_one_runs_and_not_after():
             assert (await client.post("/update_weights_from_disk", json=body)).status == 200
 
     asyncio.run(scenario())
+
+
+def test_the_folder_that_an_engine_began_with_is_read_again_as_it_was_then():
+    """fp32 values are rounded, which no other update may have done."""
+
+    async def scenario() -> list[tuple[Path, bool]]:
+        compute = SlowCompute()
+        compute.go.set()
+        async with TestClient(TestServer(Server(cast("ComputeThread", compute)).app())) as client:
+            for folder in (MODEL, Path("/x")):
+                body = {"model_path": str(folder), "weight_version": "w"}
+                assert (await client.post("/update_weights_from_disk", json=body)).status == 200
+        return compute.rounded
+
+    assert asyncio.run(scenario()) == [(MODEL.resolve(), True), (Path("/x"), False)]
 
 
 def test_an_update_goes_on_when_its_caller_hangs_up():

@@ -17,11 +17,13 @@ from turnout.core.errors import (
     IllegalTransition,
     InvariantBroken,
     TrainError,
+    WeightError,
 )
 from turnout.core.types import TrainBatch
 from turnout.placement.real import RealClock
 from turnout.schedule.colocated import Colocated, Switches
 from turnout.schedule.colocated_machine import NEEDS, TRAINERS, TURNS, Moved, Turn, check
+from turnout.serving.roster import EnginePlan
 from turnout.train.backend import GivenBack
 from turnout.transfer.turns import TakingTurns
 
@@ -79,8 +81,11 @@ def test_phases_of_a_run_begin_in_their_turn_only() -> None:
 class FakeEngine:
     """Holds 100 MB; gives them back `late_s` after it said so, or `share` of them."""
 
-    def __init__(self, name: str = "engine-0", late_s: float = 0.0, share: float = 1.0) -> None:
+    def __init__(
+        self, name: str = "engine-0", late_s: float = 0.0, share: float = 1.0, updated: bool = True
+    ) -> None:
         self.engine_id, self.late_s, self.share = name, late_s, share
+        self.plan = EnginePlan(name, updated=updated)
         self.bytes, self.loads, self.calls = 100 * MB, [2, 1, 0], list[tuple[str, tuple[str, ...]]]()
         self.dead = False
 
@@ -113,6 +118,7 @@ class FakeWorld:
         self.engines, self.gives = list(engines), gives
         self.log: list[str] = []
         self.rests: list[str] = []
+        self.other: WeightError | None = None
         self.turns = Colocated(Switches(True, True, 0.5), self, self, self, RealClock())  # type: ignore[arg-type]
 
     # the engines
@@ -122,11 +128,13 @@ class FakeWorld:
     def held(self, engine_id: str) -> int:
         return next(engine.bytes for engine in self.engines if engine.engine_id == engine_id)
 
-    def fleet(self) -> FakeWorld:
-        return self
+    def rest(self, engine: FakeEngine) -> None:
+        self.rests.append(engine.engine_id)
 
-    def rest(self, engine_id: str) -> None:
-        self.rests.append(engine_id)
+    async def returns(self, engine: FakeEngine) -> None:
+        engine.calls.append(("returns", ()))
+        if self.other:
+            raise self.other
 
     # the trainer
     async def call(self, _what: str, work: Callable[[Any], Any]) -> Any:
@@ -151,9 +159,10 @@ class FakeWorld:
     async def wake(self) -> None:
         """An update."""
         self.turns.check("prepare")
-        assert await self.turns.room(self.engines, 1.0) == {}  # type: ignore[arg-type]
+        updated: Any = [engine for engine in self.engines if engine.plan.updated]
+        assert await self.turns.room(updated, 1.0) == {}
         self.turns.check("activate")
-        assert await self.turns.serving(self.engines, 1.0) == {}  # type: ignore[arg-type]
+        assert await self.turns.serving(updated, 1.0) == {}
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -246,6 +255,65 @@ def test_mem_01_an_engine_that_comes_while_the_others_give_back_gives_back_as_we
     world = FakeWorld(First())
     metrics = run(world.turns.train(BATCH))
     assert "onload beside 0 MB" in world.log and metrics["released_bytes"] == 200 * MB
+
+
+BACK = [("/resume_memory_occupation", ("cuda_graph", "kv_cache", "weights")), ("returns", ())]
+
+
+def test_a_frozen_model_is_asked_nothing_gives_back_and_returns_before_rollouts_go_on() -> None:
+    """Nothing new goes to it before it is waited for. One that returns with other weights ends the run."""
+    judge = FakeEngine("judge-0", updated=False)
+
+    class Busy(FakeEngine):
+        async def load(self) -> int:
+            assert world.rests == ["judge-0"], "its requests end, and no new ones come"
+            return await super().load()
+
+    world = FakeWorld(Busy(), judge)
+
+    async def work() -> None:
+        for _ in range(2):
+            await world.turns.train(BATCH)
+            assert judge.calls.pop()[0] == "/release_memory_occupation"
+            await world.wake()
+            assert world.turns.turn is Turn.ROLLOUT and judge.calls == BACK
+            judge.calls.clear()
+            for engine in world.engines:
+                engine.bytes = 100 * MB
+            world.rests.clear()
+        world.other = WeightError("judge-0 holds another root")
+        await world.turns.train(BATCH)
+        with pytest.raises(WeightError, match="another root"):
+            await world.wake()
+
+    run(work())
+
+
+def test_a_frozen_model_that_dies_or_comes_again_in_the_trainers_turn_waits_for_its_own() -> None:
+    dead, again = FakeEngine("judge-0", updated=False), FakeEngine("judge-0", updated=False)
+    world = FakeWorld(FakeEngine(), dead)
+    joined = list[str]()
+
+    async def joins() -> str:
+        joined.append(world.turns.turn.value)
+        return "serves again"
+
+    async def work() -> None:
+        assert await world.turns.takes_in(dead, joins) == "serves again"  # type: ignore[arg-type]
+        await world.turns.train(BATCH)
+        dead.dead = True
+        world.engines[1], world.turns.turn = again, Turn.TRAIN
+        waits = asyncio.ensure_future(world.turns.takes_in(again, joins))  # type: ignore[arg-type]
+        while not again.calls:  # noqa: ASYNC110 - what it is told is a list
+            await asyncio.sleep(0.01)
+        world.turns.turn = Turn.AWAY
+        await asyncio.sleep(0.1)
+        assert joined == ["rollout"]
+        await world.wake()
+        assert await waits == "serves again" and joined == ["rollout"] * 2
+        assert again.calls[1:] == BACK and dead.calls[-1][0] == "/release_memory_occupation"
+
+    run(work())
 
 
 def test_a_failed_update_takes_no_memory_twice() -> None:
