@@ -92,6 +92,16 @@ def processes_of(run_dir: Path) -> list[str]:
     return found
 
 
+def ranks_of(folder: Path) -> dict[int, int]:
+    """Processes of the trainer by rank."""
+    found = {}
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        words = line.read_bytes().decode(errors="replace").split("\0") if line.exists() else []
+        if "turnout.train.rank" in words and str(folder / "trainer") in words:
+            found[int(words[words.index("--rank") + 1])] = int(line.parent.name)
+    return found
+
+
 def gone_within(run_dir: Path, seconds: float) -> list[str]:
     """What is still there of a run after at most so many seconds."""
     end = time.monotonic() + seconds

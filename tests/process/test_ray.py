@@ -1,9 +1,12 @@
-"""`--cluster ray` with a real Ray: engines on two nodes, one of which is lost, and what can't be placed."""
+"""`--cluster ray` with a real Ray: engines on two nodes, one of which is lost; ranks of the trainer on two nodes,
+one of which ends; and what can't be placed."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +15,18 @@ from pathlib import Path
 import pytest
 
 from tests.held_reward import VARIABLE
-from tests.process.run_process import ROOT, TINY, ended, gone_within, of_kind, start, wait_for
+from tests.process.run_process import (
+    ROOT,
+    TINY,
+    ended,
+    gone_within,
+    of_kind,
+    ranks_of,
+    start,
+    train,
+    wait_for,
+    whole,
+)
 from tests.ray_nodes import RayNodes
 
 pytestmark = pytest.mark.skipif(
@@ -28,6 +42,12 @@ def nodes() -> Iterator[RayNodes]:
     found = RayNodes(1, 1, **QUICK)
     yield found
     found.end()
+
+
+@pytest.fixture(scope="module")
+def three_nodes(nodes: RayNodes) -> RayNodes:
+    nodes.do("add 1")
+    return nodes
 
 
 def test_a_run_goes_on_over_the_loss_of_a_node(tmp_path: Path, nodes: RayNodes) -> None:
@@ -92,28 +112,67 @@ print(done.stdout.strip())
     assert told == "300000 0 True True\nTrue\n3 119 True\n"
 
 
-def test_what_a_killed_controller_had_is_free_again(tmp_path: Path, nodes: RayNodes) -> None:
-    """Its engines end, and the same command gets both places of the cluster. Rollout data go
-    by Ray as well; SIGTERM, which Ray's library takes for itself, stops the run in good order."""
-    run = tmp_path / "run"
-    words = ("train", str(TINY), "--run-dir", str(run), *WORDS, "--rollout-num-engines", "2")
-    more = (
-        "--num-rollout",
-        "9999",
-        "--actor-num-gpus-per-node",
-        "2",
-        "--rollout-data-transport",
-        "object-store",
+RANKS = ("--actor-num-nodes", "2", "--rollout-num-engines", "1")
+EXACT = ("--deterministic", "--dtype", "float32", "--trainer-threads", "1", "--num-rollout", "4")
+
+
+def roots(run: Path) -> list[str]:
+    """Of the versions in their order, each step's once."""
+    return list(dict.fromkeys(row["root"] for row in of_kind(run, "VersionPublished")))
+
+
+def test_a_trainer_over_two_nodes_outlives_a_rank_and_gives_the_weights_of_a_local_one(
+    tmp_path: Path, three_nodes: RayNodes
+) -> None:
+    """The actor beside a rank is killed, which ends the rank; its node stands."""
+    local, run, go = tmp_path / "local", tmp_path / "run", tmp_path / "go"
+    status, _, err = train(
+        local, *EXACT, "--actor-num-gpus-per-node", "2", "--no-plots", "--skip-eval-before-train"
     )
-    process = start(*words, *more, RAY_ADDRESS=nodes.address)
-    wait_for("both engines", lambda: len(of_kind(run, "EngineReady")) == 2, process)
+    assert status == 0, err
+    words = ("train", str(TINY), "--run-dir", str(run), *WORDS, *EXACT, *RANKS, "--save-interval", "1")
+    more = ("--use-fault-tolerance", "--custom-rm-path", "tests.held_reward:held")
+    process = start(*words, *more, RAY_ADDRESS=three_nodes.address, **{VARIABLE: str(go)})
+    wait_for("a checkpoint", (run / "checkpoints" / "step_000001").exists, process)
+    rank = ranks_of(run)[1]
+    actor = Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]
+    os.kill(int(actor), signal.SIGKILL)
+    wait_for("the next incarnation", lambda: len(of_kind(run, "RunStarted")) == 2, process)
+    go.touch()
+    status, _, err = ended(process)
+    whole(run, status, err)
+    (failed,) = [row for row in of_kind(run, "RunEnded") if row["status"] == "failed"]
+    assert "trainer rank 1" in failed["reason"] or "trainer-rank-1" in failed["reason"], failed
+    assert roots(run) == roots(local) and len(roots(run)) == 5
+    for number in range(2):
+        text = (run / "trainer" / f"rank-{number}.log").read_text()
+        assert "rollout data come from the object store" in text
+    assert list((run / "trainer").glob(".*")) == [], "no probe is left"
+
+
+def test_nodes_that_a_trainer_asks_for_and_that_are_not_there_are_told(
+    tmp_path: Path, three_nodes: RayNodes
+) -> None:
+    words = (*WORDS, "--ray-address", three_nodes.address, "--actor-num-nodes", "4")
+    more = ("--run-dir", str(tmp_path / "run"), "--engine-start-timeout-s", "2")
+    status, _, err = ended(start("train", str(TINY), *words, *more))
+    assert status == 2, err
+    assert "asks for 4 x {CPU 1}, each on a node of its own" in err, err
+
+
+def test_what_a_killed_controller_had_is_free_again(tmp_path: Path, three_nodes: RayNodes) -> None:
+    """Its engine and its ranks end, and the same command gets the places of the cluster. SIGTERM,
+    which Ray's library takes for itself, stops the run in good order."""
+    run = tmp_path / "run"
+    words = ("train", str(TINY), "--run-dir", str(run), *WORDS, *RANKS, "--num-rollout", "9999")
+    process = start(*words, RAY_ADDRESS=three_nodes.address)
+    wait_for("the engine", lambda: of_kind(run, "EngineReady"), process)
+    wait_for("both ranks", lambda: len(ranks_of(run)) == 2, process)
     process.kill()
     process.communicate()
     assert gone_within(run, 20) == []
-    process = start(*words, *more, RAY_ADDRESS=nodes.address)
+    process = start(*words, RAY_ADDRESS=three_nodes.address)
     wait_for("a step", lambda: of_kind(run, "StepTrained"), process)
     process.terminate()
     status, _, err = ended(process)
     assert status == 143 and of_kind(run, "RunEnded")[-1]["status"] == "interrupted", err
-    for rank in range(2):
-        assert "rollout data come from the object store" in (run / "trainer" / f"rank-{rank}.log").read_text()

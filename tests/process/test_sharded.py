@@ -8,21 +8,11 @@ import signal
 from pathlib import Path
 
 from tests.held_reward import VARIABLE
-from tests.process.run_process import ROOT, ended, events, gone_within, of_kind, start, wait_for
+from tests.process.run_process import ROOT, ended, events, gone_within, of_kind, ranks_of, start, wait_for
 from turnout.placement.shared_memory import FOLDER
 
 REWARD = "tests/held_reward.py:held"
 RANK = 1
-
-
-def ranks_of(folder: Path) -> dict[int, int]:
-    """Processes of the trainer by rank."""
-    found = {}
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
-        words = line.read_bytes().decode(errors="replace").split("\0") if line.exists() else []
-        if "turnout.train.rank" in words and str(folder / "trainer") in words:
-            found[int(words[words.index("--rank") + 1])] = int(line.parent.name)
-    return found
 
 
 def test_a_run_of_four_ranks_outlives_a_rank_that_is_killed_in_a_step(tmp_path: Path) -> None:

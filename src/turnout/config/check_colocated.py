@@ -67,7 +67,11 @@ def nothing_is_saved_beside(c: RunConfig) -> Iterator[Fault]:
 
 
 def halves_can_give_back(c: RunConfig) -> Iterator[Fault]:
-    """Embedded engines, that serve while nobody trains."""
+    """Ranks beside the controller, and embedded engines, that serve while nobody trains."""
+    if c.offloads_train and c.ranks_in_cluster:
+        flag = "--offload-train" if c.offload_train else "--offload"
+        reason = "what ranks give back would lie in the run directory, which the nodes of the cluster share"
+        yield Fault(flag, "", reason, "leave it out, or give --cluster local")
     if not c.offloads_rollout:
         return
     flag = "--offload-rollout" if c.offload_rollout else "--offload"

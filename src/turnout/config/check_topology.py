@@ -176,10 +176,10 @@ def both_halves_are_needed(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--min-engines", "1", reason, "give at least 2")
 
 
-def trainer_is_on_one_machine(c: RunConfig) -> Iterator[Fault]:
-    if c.actor_num_nodes > 1:
-        reason = "not yet done: a trainer over several machines"
-        remedy = "give 1, and all of its devices in --actor-num-gpus-per-node"
+def trainer_has_its_machines(c: RunConfig) -> Iterator[Fault]:
+    if c.actor_num_nodes > 1 and c.cluster != "ray":
+        reason = "all processes of --cluster local are on this machine"
+        remedy = "give --cluster ray, or 1 and all of its devices in --actor-num-gpus-per-node"
         yield Fault("--actor-num-nodes", str(c.actor_num_nodes), reason, remedy)
 
 
@@ -195,16 +195,24 @@ def trainer_is_divided(c: RunConfig) -> Iterator[Fault]:
 
 
 def one_machine(c: RunConfig) -> Iterator[Fault]:
-    """All processes of a run are local; a run of one half needs the devices of that."""
+    """All processes of a local run are here, and a run of one half needs the devices of that; in a cluster a place
+    is on one machine."""
     actor, rollout = 0 if c.debug_rollout_only else c.actor_gpus, 0 if c.train_only else c.rollout_gpus
     needed = max(actor, rollout) if c.colocate else actor + rollout
-    if c.num_gpus_per_node is not None and needed > c.num_gpus_per_node:
+    most = c.num_gpus_per_node
+    if most is None:
+        return
+    if c.cluster == "ray":
+        largest = max([c.actor_num_gpus_per_node, *(group.ranks for group in c.groups if group.engines)])
+        if largest > most:
+            reason = f"the ranks of an engine, and those of a node of the trainer, lie on one: {largest}"
+            yield Fault("--num-gpus-per-node", str(most), reason, f"give {largest}, or smaller engines")
+    elif needed > most:
         both = f"the trainer has {actor} and the engines {rollout}"
         shared = "shared" if c.colocate else "each their own"
-        reason = f"not yet done: several machines; {needed} devices are needed ({both}, {shared})"
-        yield Fault(
-            "--num-gpus-per-node", str(c.num_gpus_per_node), reason, f"give {needed}, or fewer engines"
-        )
+        reason = f"--cluster local is one machine; {needed} devices are needed ({both}, {shared})"
+        remedy = f"give {needed}, fewer engines, or --cluster ray"
+        yield Fault("--num-gpus-per-node", str(most), reason, remedy)
 
 
 def each_group(c: RunConfig, rules: tuple[Rule, ...], updated: bool = False) -> Iterator[Fault]:
@@ -259,16 +267,16 @@ def _value_faults(place: str, option: tuple[type[Options], str], value: Any) -> 
             yield fault_of(detail, specs()[name], place)
 
 
-def ray_has_engines(c: RunConfig) -> Iterator[Fault]:
+def ray_has_processes(c: RunConfig) -> Iterator[Fault]:
     if c.cluster != "ray":
         if c.ray_address is not None:
-            yield Fault(
-                "--ray-address", c.ray_address, "no engine lies in a Ray cluster", "give --cluster ray"
-            )
-    elif c.debug_train_only:
-        yield Fault("--cluster", "ray", "without engines nothing lies there", "leave it out")
-    elif c.external:
-        yield Fault("--cluster", "ray", "external engines lie where somebody else put them", "leave it out")
+            yield Fault("--ray-address", c.ray_address, "nothing lies in a Ray cluster", "give --cluster ray")
+    elif c.train_only:
+        reason = "a run that trains on saved batches alone is on this machine"
+        yield Fault("--cluster", "ray", reason, "leave it out")
+    elif c.external and not c.ranks_in_cluster:
+        reason = "external engines lie where somebody else put them, and a trainer of one device is here"
+        yield Fault("--cluster", "ray", reason, "leave it out, or give the trainer several devices")
     elif c.colocate:
         reason = "engines that share the trainer's devices are on its machine"
         yield Fault("--cluster", "ray", reason, "leave one of it and --colocate out")
@@ -304,6 +312,9 @@ def data_have_a_way(c: RunConfig) -> Iterator[Fault]:
     elif c.rollout_data_transport == "object-store" and c.cluster != "ray":
         reason = "the object store is that of a Ray cluster"
         yield Fault("--rollout-data-transport", "object-store", reason, "give --cluster ray, or leave it out")
+    elif c.rollout_data_transport == "local" and c.ranks_in_cluster:
+        reason = "a rank of the trainer may lie on another node, and share no memory with the controller"
+        yield Fault("--rollout-data-transport", "local", reason, "leave it out, or give object-store")
 
 
 TOPOLOGY_CHECKS: tuple[Rule, ...] = (
@@ -315,12 +326,12 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     one_model_learns,
     overrides_are_known,
     halves_run,
-    ray_has_engines,
+    ray_has_processes,
     ray_reaches_them,
     data_have_a_way,
     halves_are_updated,
     both_halves_are_needed,
-    trainer_is_on_one_machine,
+    trainer_has_its_machines,
     trainer_is_divided,
     one_machine,
 )

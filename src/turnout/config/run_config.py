@@ -262,6 +262,11 @@ class RunConfig(
         return self.actor_num_nodes * self.actor_num_gpus_per_node
 
     @property
+    def ranks_in_cluster(self) -> bool:
+        """Whether the trainer's ranks lie on nodes of a cluster. A trainer of one device is a thread here."""
+        return self.cluster == "ray" and self.actor_gpus > 1 and not self.debug_rollout_only
+
+    @property
     def rollout_gpus(self) -> int:
         """Devices of all engines, and those that placeholders keep free."""
         return sum(group.num_gpus for group in self.groups)
@@ -365,7 +370,8 @@ class RunConfig(
 
     def trainer_thread_count(self, cpus: int) -> int:
         """Threads of each rank of the trainer on a machine with `cpus` CPUs."""
-        return max(1, cpus // self.actor_gpus) if self.trainer_threads is None else self.trainer_threads
+        ranks = self.actor_num_gpus_per_node  # on one of its machines, which are taken to be alike
+        return max(1, cpus // ranks) if self.trainer_threads is None else self.trainer_threads
 
 
 @cache

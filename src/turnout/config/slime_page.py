@@ -79,7 +79,7 @@ FLAGS: dict[str, str] = {
 
 # What differs where the name is the same.
 NOTES: dict[str, str] = {
-    "actor_num_nodes": "1 only",
+    "actor_num_nodes": "above 1 with `--cluster ray`",
     "actor_num_gpus_per_node": "without GPUs a device is a process",
     "update_weight_transport": "the default is `disk`",
     "update_weight_encoding": "the default is `packed`; `indices`, `deltas` and `deltas_zstd` are there too",

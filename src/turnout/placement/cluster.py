@@ -35,6 +35,10 @@ class Process(Protocol):
 
     async def ended(self) -> str: ...
 
+    def kill(self) -> None:
+        """SIGKILL to its group, from any thread; it is reaped by `stop`."""
+        ...
+
     async def stop(self, grace_s: float) -> None: ...
 
 
@@ -46,14 +50,21 @@ Starter = Callable[[str, Clock], Awaitable[tuple[Process, Told]]]
 
 @dataclass(frozen=True)
 class Place:
-    """What the process of this name needs: `devices` on one machine, GPUs or processes."""
+    """What the process of this name needs: `devices` on one machine, GPUs or processes. `shared` by these names,
+    with a device each, it is a place for several processes."""
 
     name: str
     devices: int = 1
     gpus: bool = False
+    shared: tuple[str, ...] = ()
 
 
 class Cluster(Protocol):
+    @property
+    def here(self) -> str:
+        """The address at which what it starts reaches this process. Known once it is open."""
+        ...
+
     async def open(self) -> None:
         """Takes the places of the run. Raises ConfigError where they can't be had."""
         ...
@@ -69,6 +80,8 @@ class Cluster(Protocol):
 
 class ThisMachine:
     """All processes are children of this one, and serve on loopback."""
+
+    here = LOOPBACK
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

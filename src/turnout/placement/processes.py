@@ -117,6 +117,11 @@ class ChildProcess:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return f"process {self.pid} of {self.name} ended: {how}{last_words(self.log)}"
 
+    def kill(self) -> None:
+        """SIGKILL to the group, from any thread."""
+        if self.alive:
+            signal_group(self.pid, signal.SIGKILL)
+
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to the group, SIGKILL after `grace_s`; returns when the child is reaped."""
         if self.alive:
@@ -157,6 +162,11 @@ class FoundProcess:
                 os.close(own)
         return f"process {self.pid} of {self.name} ended{last_words(self.log)}"
 
+    def kill(self) -> None:
+        """SIGKILL to the group."""
+        if self.alive:
+            signal_group(self.pid, signal.SIGKILL)
+
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to the group, SIGKILL after `grace_s`; returns when it has ended."""
         if self.alive:
@@ -164,7 +174,7 @@ class FoundProcess:
             with contextlib.suppress(DeadlineExceeded):
                 await self._clock.within(grace_s, f"{self.name} to stop", self.ended())
         if self.alive:
-            signal_group(self.pid, signal.SIGKILL)
+            self.kill()
             await self._clock.within(KILLED_S, f"process {self.pid} of {self.name} to end", self.ended())
         self.close()
 

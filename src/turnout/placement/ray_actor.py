@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError, Fault
 from turnout.placement.cluster import Process, Starter, Told
+from turnout.placement.devices import VISIBLE
 from turnout.placement.real import RealClock
 
 
@@ -25,11 +26,14 @@ class Failed:
 
 
 class NodeProcess:
-    """The actor. `folder`: the working directory of the driver, taken where this node has it."""
+    """The actor. `folder`: the working directory of the driver, taken where this node has it. What is started here
+    sees the GPUs that Ray gave the actor."""
 
     def __init__(self, folder: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
+        ray = importlib.import_module("ray")
+        os.environ[VISIBLE] = ",".join(map(str, ray.get_gpu_ids()))  # Ray hides none from who asks for none
         self._process: Process | None = None
 
     async def where(self) -> str:
@@ -50,6 +54,10 @@ class NodeProcess:
     async def ended(self) -> str:
         assert self._process is not None, "asked once it has started"
         return await self._process.ended()
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
     async def stop(self, grace_s: float) -> None:
         if self._process is not None:

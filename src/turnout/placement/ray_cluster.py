@@ -1,11 +1,12 @@
 """A run's processes on the nodes of a Ray cluster: a placement group, and an actor beside each process.
 
-A place of the run is a bundle of the group, so the devices of an engine lie on one node; bundles of one size go to
-the places in the order of their nodes, by number. Promises: what can't be placed is refused within a deadline, with
-what was asked and what the cluster has; the end of a process, of its actor and of its node are all told as the end
-of that process; after the loss of a node Ray moves its bundles to others, where the next start goes. A name without
-a bundle gets a group of its own until it stops. Actors and groups belong to this driver: Ray removes them with it,
-however it ends. Without an address a cluster of one node is started, and ended with this process.
+A place of the run is a bundle of the group, so the devices of an engine lie on one node, and so do the ranks of
+one node of the trainer, each with an actor; bundles of one size go to the places by the number of their nodes.
+Promises: what can't be placed is refused within a deadline, with what was asked and what the cluster has; the end
+of a process, of its actor and of its node are all told as the end of that process; after the loss of a node Ray
+moves its bundles to others, where the next start goes. A name without a bundle gets a group of its own until it
+stops. Actors and groups belong to this driver: Ray removes them with it, however it ends. Without an address a
+cluster of one node is started, and ended with this process.
 
 Checked against Ray 2.60. Starters and what they tell travel as pickles, inside the cluster's own trust.
 """
@@ -22,7 +23,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,9 +33,19 @@ from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError, Faul
 from turnout.core.ports import Clock
 from turnout.placement.call_threads import CallThreads
 from turnout.placement.cluster import Place, Process, Starter, Told
+from turnout.placement.devices import VISIBLE
 from turnout.placement.processes import ChildProcess, child_environment
 from turnout.placement.ray_actor import Failed, NodeProcess
-from turnout.placement.ray_bundles import asked, in_order, resources, there
+from turnout.placement.ray_bundles import (
+    Group,
+    asked,
+    groups,
+    in_order,
+    members,
+    resources,
+    there,
+    trainer_places,
+)
 from turnout.placement.ray_node import ADDRESS
 from turnout.placement.tasks import first
 
@@ -42,13 +53,15 @@ log = logging.getLogger(__name__)
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 CALL_S, POLL_S, STOP_S = 60.0, 0.1, 15.0
 MARGIN_S = 15.0  # a starter has a deadline of its own
+Bundle = tuple[Any, int, Place]  # of a process: a placement group, the number there, what it takes of that
 INSTALL = "pip install 'turnout[ray]'"
 
 
 @dataclass(frozen=True)
 class RayPlan:
     """`address`: of the cluster, None: RAY_ADDRESS, else one of our own, with `cpus`; `run`: names groups and the
-    namespace; `places` in the order of the engines; `deadline_s`: until a place is had; `folder` takes a log."""
+    namespace; `places` in the order of the engines; `trainer`: its nodes and the ranks on each, which have a GPU
+    each where the cluster has any; `deadline_s`: until a place is had; `folder` takes a log."""
 
     address: str | None
     run: str
@@ -56,6 +69,7 @@ class RayPlan:
     deadline_s: float
     folder: Path
     cpus: int
+    trainer: tuple[int, int] = (0, 0)
 
 
 class RayCluster:
@@ -66,7 +80,8 @@ class RayCluster:
         self._threads = CallThreads("turnout-ray")
         self._head: ChildProcess | None = None
         self._ray: Any = None
-        self._bundles: dict[str, tuple[Any, int]] = {}  # by name: a placement group and the number there
+        self._bundles: dict[str, Bundle] = {}
+        self._here = ""
 
     async def open(self) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -93,18 +108,18 @@ class RayCluster:
             signal.SIGTERM, signal.getsignal(signal.SIGTERM)
         )  # its library has put one before Python's
         self._ray = ray
-        if self._plan.places:
-            group, order = await self._placed(f"turnout-{self._plan.run}", self._plan.places)
-            self._bundles = {
-                place.name: (group, index) for place, index in zip(self._plan.places, order, strict=True)
-            }
+        self._here = await self._call("the address of this node", ray.util.get_node_ip_address)
+        trainer = trainer_places(
+            *self._plan.trainer, gpus=self._plan.trainer[0] > 0 and await self._has_gpus()
+        )
+        for group in groups(self._plan.run, trainer, self._plan.places):
+            await self._placed(group)
 
     async def start(self, place: Place, starter: Starter, deadline_s: float) -> tuple[Process, Told]:
         group = None  # of its own
         if place.name not in self._bundles:
-            group, _ = await self._placed(f"turnout-{self._plan.run}-{place.name}", (place,))
-            self._bundles[place.name] = (group, 0)
-        actor = self._actor(place)
+            group = await self._placed(Group(f"turnout-{self._plan.run}-{place.name}", (place,)))
+        actor = self._actor(place.name)
         what = f"a node for {place.name}"
         try:
             node = await self.clock.within(self._plan.deadline_s, what, _answer(actor.where.remote()))
@@ -125,7 +140,7 @@ class RayCluster:
     async def close(self) -> list[str]:
         left: list[str] = []
         try:
-            for group in {id(group): group for group, _ in self._bundles.values()}.values():
+            for group in {id(group): group for group, _, _ in self._bundles.values()}.values():
                 left += await self._ends(
                     "a group to be removed", partial(self._ray.util.remove_placement_group, group)
                 )
@@ -138,22 +153,24 @@ class RayCluster:
             if self._head is not None:
                 await self._head.stop(STOP_S)
 
-    def _actor(self, place: Place) -> Any:
-        group, index = self._bundles[place.name]
+    def _actor(self, name: str) -> Any:
+        group, index, place = self._bundles[name]
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         where = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         need = resources(place)
         options = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0), "scheduling_strategy": where}
         return self._ray.remote(NodeProcess).options(**options).remote(str(Path.cwd()))
 
-    async def _placed(self, name: str, places: Sequence[Place]) -> tuple[Any, list[int]]:
-        """A placement group that stands, and the number of its bundle for each place. Raises ConfigError where it
+    async def _placed(self, wanted: Group) -> Any:
+        """A placement group that stands, with the bundles of its processes noted. Raises ConfigError where it
         can't be had, EngineError where Ray does not answer."""
-        util, bundles = self._ray.util, [resources(place) for place in places]
-        create, group = partial(util.placement_group, bundles, strategy="PACK", name=name), None
+        util, name, bundles = self._ray.util, wanted.name, [resources(place) for place in wanted.places]
+        create, group = partial(util.placement_group, bundles, strategy=wanted.strategy, name=name), None
         try:
             group = await self._call(name, create)
-            return group, await self._order(name, places, group)
+            for place, index in zip(wanted.places, await self._order(wanted, group), strict=True):
+                self._bundles |= {one.name: (group, index, one) for one in members(place)}
+            return group
         except BaseException as fault:
             if group is not None:
                 await self._ends(f"{name} to be removed", partial(util.remove_placement_group, group))
@@ -161,10 +178,10 @@ class RayCluster:
                 raise EngineError(name, "start", "none", _line(fault)) from fault
             raise
 
-    async def _order(self, name: str, places: Sequence[Place], group: Any) -> list[int]:
+    async def _order(self, wanted: Group, group: Any) -> list[int]:
         """Waits until the group stands; the bundle of each place."""
-        util, bundles = self._ray.util, [resources(place) for place in places]
-        table = partial(util.placement_group_table, group)
+        name, places = wanted.name, wanted.places
+        table = partial(self._ray.util.placement_group_table, group)
 
         async def stands() -> dict[str, Any]:
             while (told := await self._call(name, table))["state"] != "CREATED":
@@ -174,7 +191,9 @@ class RayCluster:
         try:
             told = await self.clock.within(self._plan.deadline_s, f"placement group {name}", stands())
         except DeadlineExceeded as fault:
-            reason = f"{fault}: it asks for {asked(bundles)}; the cluster has {await self._has()}"
+            apart = ", each on a node of its own" if wanted.strategy == "STRICT_SPREAD" else ""
+            need = asked(map(resources, places)) + apart
+            reason = f"{fault}: it asks for {need}; the cluster has {await self._has()}"
             raise ConfigError(Fault("--cluster", "ray", reason, "ask for less, or add nodes")) from fault
         nodes = {
             node["NodeID"]: node["NodeManagerAddress"]
@@ -182,6 +201,15 @@ class RayCluster:
         }
         lies = {int(at): (nodes[node], node) for at, node in told["bundles_to_node_id"].items()}
         return in_order(places, lies)
+
+    @property
+    def here(self) -> str:
+        return self._here
+
+    async def _has_gpus(self) -> bool:
+        """Whether the trainer's ranks have GPUs: not where this process should see none."""
+        found = await self._call("the resources of the cluster", self._ray.cluster_resources)
+        return found.get("GPU", 0) > 0 and os.environ.get(VISIBLE) != ""
 
     async def _has(self) -> str:
         return there(await self._call("the nodes of the cluster", self._ray.nodes))
@@ -191,7 +219,7 @@ class RayCluster:
         answers: what it keeps ends with this driver. Again it does no harm."""
         await self._ends(f"the actor of {name} to be ended", partial(self._ray.kill, actor))
         if group is not None:
-            if self._bundles.get(name, (None, 0))[0] is group:  # not that of its next life
+            if name in self._bundles and self._bundles[name][0] is group:  # not that of its next life
                 del self._bundles[name]
             await self._ends(f"the bundle of {name}", partial(self._ray.util.remove_placement_group, group))
 
@@ -258,6 +286,11 @@ class RayProcess:
         except importlib.import_module("ray.exceptions").RayError as fault:
             self._gone.set()
             return f"node {self._node}: the actor of {self._name} is gone: {_line(fault)}"
+
+    def kill(self) -> None:
+        """As ChildProcess.kill, there."""
+        if not self._gone.is_set():
+            self._actor.kill.remote()
 
     async def stop(self, grace_s: float) -> None:
         """As ChildProcess.stop, there; then the actor is ended, and with it what still lives."""

@@ -18,10 +18,11 @@ def cluster_of(config: RunConfig, run_id: str, logs: Path, clock: Clock) -> Clus
     """`logs` takes the log of a Ray that the run starts itself."""
     if config.cluster == "local":
         return ThisMachine(clock)
-    places = tuple(place_of(config, plan) for plan in roster(config))
-    cpus = max(cpu_count(), sum(place.devices for place in places))
+    places = () if config.external else tuple(place_of(config, plan) for plan in roster(config))
+    trainer = (config.actor_num_nodes, config.actor_num_gpus_per_node) if config.ranks_in_cluster else (0, 0)
+    cpus = max(cpu_count(), sum(place.devices for place in places) + trainer[0] * trainer[1])
     deadline_s = config.engine_start_timeout_s
-    return RayCluster(RayPlan(config.ray_address, run_id, places, deadline_s, logs, cpus), clock)
+    return RayCluster(RayPlan(config.ray_address, run_id, places, deadline_s, logs, cpus, trainer), clock)
 
 
 def place_of(config: RunConfig, plan: EnginePlan) -> Place:

@@ -117,7 +117,7 @@ class Incarnation:
         """Starts engines and trainer, and trains to the end of the run; engines may be left running."""
         config, events, book, reporter = self.config, written.events, written.book, written.reporter
         trainer = self.parties.trainer = TrainerThread(
-            self._clock, config.train_step_timeout_s, rank_plan(config, self.paths.trainer)
+            self._clock, config.train_step_timeout_s, rank_plan(config, self.paths), self._run.cluster
         )
         try:
             await self._start(inputs, trainer, events)

@@ -11,6 +11,7 @@ from turnout.core.errors import TrainerLost, TrainError, TurnoutError
 from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.placement.call_threads import CallThreads
+from turnout.placement.cluster import Cluster
 from turnout.placement.stacks import threads_at
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
@@ -145,8 +146,11 @@ class TrainerThread:
     deadline goes on there, holds up nobody's end, and leaves the trainer unusable. With `ranks` it computes in
     processes of their own, and the thread waits for them: they keep the deadline, and say more at its end."""
 
-    def __init__(self, clock: Clock, deadline_s: float, ranks: RankPlan | None = None) -> None:
-        self._clock, self._plan = clock, ranks
+    def __init__(
+        self, clock: Clock, deadline_s: float, ranks: RankPlan | None = None, cluster: Cluster | None = None
+    ) -> None:
+        """`cluster` has places for the ranks; None: they are children of this process."""
+        self._clock, self._plan, self._cluster = clock, ranks, cluster
         self._deadline_s = deadline_s if ranks is None else deadline_s + RANKS_SAY_S
         self._ranks: Ranks | None = None
         self._thread = CallThreads("trainer")
@@ -154,7 +158,9 @@ class TrainerThread:
         self.doing: tuple[str, float] | None = None  # what, since when
 
     async def start(self, settings: TrainerSettings) -> None:
-        ranks = self._ranks = None if self._plan is None else await start_ranks(self._plan, self._clock)
+        if self._plan is not None:
+            self._ranks = await start_ranks(self._plan, self._clock, self._cluster)
+        ranks = self._ranks
         self._backend = await self._run("the trainer to load", lambda: make_backend(settings, ranks))
 
     def hold(self, backend: TrainBackend) -> None:

@@ -87,7 +87,7 @@ class TrainOnly:
     async def _train(self, model: Path, metrics: MetricsLog, panel: Panel) -> None:
         config, outcome = self._config, self.outcome
         files = saved_paths(str(config.load_debug_rollout_data), config.num_rollout)
-        ranks = rank_plan(config, self._paths.trainer)
+        ranks = rank_plan(config, self._paths)
         trainer = TrainerThread(self._clock, config.train_step_timeout_s, ranks)
         try:
             first = saved_batch(files[0], config)

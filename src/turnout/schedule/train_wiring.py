@@ -8,9 +8,9 @@ from pathlib import Path
 
 from turnout.config.estimators import ESTIMATORS
 from turnout.config.run_config import RunConfig
+from turnout.config.rundir import RunPaths
 from turnout.placement.ray_data import ObjectStoreData
 from turnout.schedule.wiring import cpu_count
-from turnout.train.data_transport import LocalData
 from turnout.train.rank_launch import RankPlan
 from turnout.train.settings import (
     AdvantageSettings,
@@ -80,16 +80,19 @@ def critic_settings(config: RunConfig, model: Path, policy: OptimizerSettings, s
     )
 
 
-def rank_plan(config: RunConfig, folder: Path) -> RankPlan | None:
-    """The trainer's processes, with their logs in `folder`; None: it is a thread of this one."""
+def rank_plan(config: RunConfig, paths: RunPaths) -> RankPlan | None:
+    """The trainer's processes; None: it is a thread of this one. In a cluster each has its log on its node."""
     way = config.rollout_data_transport
     if config.actor_gpus == 1:
-        if way != "local":
+        if way not in (None, "local"):
             log.info("--rollout-data-transport %s: a trainer of one device has the data in its process", way)
         return None
-    threads = config.trainer_thread_count(cpu_count())
-    data = ObjectStoreData() if way == "object-store" else LocalData()
-    return RankPlan(config.actor_gpus, threads, folder, config.train_step_timeout_s, data)
+    count, threads = config.actor_gpus, config.trainer_thread_count(cpu_count())
+    plan = RankPlan(count, threads, paths.trainer, config.train_step_timeout_s)
+    if config.ranks_in_cluster:
+        shared = ("--run-dir", paths.trainer), ("--save", paths.checkpoints)
+        plan = replace(plan, data=ObjectStoreData(), shared=shared)
+    return plan
 
 
 def loss_settings(config: RunConfig) -> LossSettings:

@@ -20,32 +20,36 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from turnout.core.types import TrainBatch
+from turnout.placement.interface import interface_of
 from turnout.placement.parent import die_with
 from turnout.placement.stacks import where
 from turnout.train.backend import Copying, Offloading, TrainBackend
 from turnout.train.batch_bytes import samples_of
 from turnout.train.data_transport import read_data
-from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
+from turnout.train.rank_wire import BACK, Message, Wire, WireClosed, fault_row, hello, listening
 from turnout.train.settings import TrainerSettings
 from turnout.weights.tensors import HostTensor
 
 log = logging.getLogger(__name__)
 TOKEN_VARIABLE = "TURNOUT_RANK_TOKEN"  # noqa: S105 - the variable's name, not a secret
 BACKLOG = 64
-INTERFACE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # ranks are processes of one machine
+INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # by which the ranks reach one another
 
 
 class Rank:
     """The trainer's part of this process, and its calls by name."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, host: str, back: socket.socket | None = None) -> None:
+        """`host`: the address of this machine for the other ranks; `back` takes what has no file to go into."""
+        self._rank, self._host, self._back = rank, host, back
+        self._owed: memoryview | None = None
         self._meeting: socket.socket | None = None
         self._backend: TrainBackend | None = None
         self._export: Iterator[HostTensor] = iter(())
@@ -89,10 +93,10 @@ class Rank:
             raise TypeError(f"{type(self.backend).__name__} can't give its memory back")
         return self.backend
 
-    def _meet(self, call: Message) -> Message:
+    def _meet(self, call: Message) -> Message:  # noqa: ARG002
         """At rank 0: opens the place where the ranks meet, at a port that was free."""
-        self._meeting = socket.create_server((call["host"], 0), backlog=BACKLOG)
-        return {"port": self._meeting.getsockname()[1]}
+        self._meeting = listening(self._host, BACKLOG)
+        return {"host": self._host, "port": self._meeting.getsockname()[1]}
 
     def _start(self, call: Message) -> Message:
         """Joins the group of ranks and loads the model."""
@@ -109,7 +113,11 @@ class Rank:
         store = distributed.TCPStore(
             host, port, size, self._rank == 0, limit, wait_for_workers=False, master_listen_fd=own
         )
-        os.environ.update({name: value for name, value in INTERFACE.items() if name not in os.environ})
+        interface = interface_of(self._host)
+        if interface is None:
+            log.warning("no network interface is known to have %s: Gloo and NCCL choose one", self._host)
+        else:
+            os.environ.update({name: interface for name in INTERFACE if name not in os.environ})
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=self._rank, world_size=size, timeout=limit)
 
@@ -150,7 +158,7 @@ class Rank:
         found = self.backend.logprobs(samples_of(read_data(call["data"])))
         if self._rank == 0:
             flat = np.concatenate(found) if found else np.empty(0, np.float32)
-            Path(call["path"]).write_bytes(flat.astype(np.float32).tobytes())
+            self._give(flat.astype(np.float32), call["path"])
         return {}
 
     def _begin_export(self, call: Message) -> Message:  # noqa: ARG002
@@ -158,15 +166,28 @@ class Rank:
         return {}
 
     def _tensor(self, call: Message) -> Message:
-        """The next tensor of the export, into the file `path`; no name where there is none left."""
+        """The next tensor of the export; no name where there is none left."""
         tensor = next(self._export, None)
         if tensor is None or self._rank:
             return {"name": None}
-        with Path(call["path"]).open("r+b", buffering=0) as out:
-            rest = tensor.bits.view(np.uint8).data
+        self._give(tensor.bits, call["path"])
+        return {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape}
+
+    def _give(self, values: NDArray[Any], path: str | None) -> None:
+        """Into the file `path`, or, without one, to go back when the call is answered."""
+        rest = values.view(np.uint8).data
+        if path is None:
+            self._owed = rest
+            return
+        with Path(path).open("r+b", buffering=0) as out:
             while rest:
                 rest = rest[out.write(rest) or 0 :]
-        return {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape}
+
+    def pay(self) -> None:
+        """Sends what the answer has told of. Raises OSError where the controller is gone."""
+        owed, self._owed = self._owed, None
+        if owed is not None and self._back is not None:
+            self._back.sendall(owed)
 
     def _done(self, nothing: None) -> Message:  # noqa: ARG002
         return {"steps_done": self.backend.steps_done}
@@ -208,7 +229,8 @@ def serve(rank: Rank, wire: Wire) -> NoReturn:
             answer = rank.fault(error)
         try:
             wire.send({"id": call["id"], **answer})
-        except WireClosed:
+            rank.pay()
+        except (WireClosed, OSError):
             os._exit(0)
 
 
@@ -216,6 +238,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     build = argparse.ArgumentParser(prog="turnout-trainer-rank")
     build.add_argument("--rank", type=int, required=True)
     build.add_argument("--controller", required=True, help="address and port")
+    build.add_argument("--host", required=True, help="address of this machine for the other ranks")
+    build.add_argument(
+        "--give-back", action="store_true", help="tensors go to the controller by a connection"
+    )
     build.add_argument("--folder", type=Path, required=True, help="of the logs; names the run to who looks")
     build.add_argument("--parent-pid", type=int, help="end when this process is no longer the parent")
     asked = build.parse_args(argv)
@@ -224,9 +250,15 @@ def main(argv: list[str] | None = None) -> NoReturn:
     form = f"%(asctime)s %(levelname)s rank {asked.rank}: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     host, _, port = asked.controller.rpartition(":")
-    connection = socket.create_connection((host, int(port)))
-    connection.sendall(hello(asked.rank, os.environ.pop(TOKEN_VARIABLE)))
-    serve(Rank(asked.rank), Wire(connection))
+    token = os.environ.pop(TOKEN_VARIABLE)
+
+    def connected(number: int) -> socket.socket:
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(hello(number, token))
+        return connection
+
+    wire = Wire(connected(asked.rank))
+    serve(Rank(asked.rank, asked.host, connected(BACK) if asked.give_back else None), wire)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The processes of the trainer's ranks: started, met, watched and ended together.
 
-Each is a child in a process group of its own with its own log; it connects back to the controller, on loopback, and
-shows a secret that only the children's environment has. Promises: all of them have connected when `start_ranks`
-returns, or none is left and the error names the one that did not; a rank ends with the controller, however that
-ends (turnout.placement.parent); none is left after `stop`.
+Each is a process of the cluster (turnout.train.rank_start), on this machine or on a node of it; it connects back to
+the controller and shows a secret that only the ranks' environment has. Promises: all of them have connected when
+`start_ranks` returns, or none is left and the error names those that did not; a rank ends with the controller,
+however that ends; none is left after `stop`.
 """
 
 from __future__ import annotations
@@ -11,34 +11,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
-import signal
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from turnout.core.errors import ConfigError, DeadlineExceeded, Fault, TrainerLost, TurnoutError
+from turnout.core.errors import ConfigError, DeadlineExceeded, EngineError, Fault, TrainerLost, TurnoutError
 from turnout.core.ports import Clock
+from turnout.placement.cluster import Cluster, Place, Process, ThisMachine
 from turnout.placement.devices import VISIBLE, visible_gpus
-from turnout.placement.processes import (
-    ODD_STATES,
-    ChildProcess,
-    child_environment,
-    last_words,
-    process_state,
-    signal_group,
-)
+from turnout.placement.processes import ODD_STATES, last_words
+from turnout.placement.ray_bundles import rank_name
 from turnout.placement.shared_memory import new_file, sweep
-from turnout.placement.tasks import first
+from turnout.placement.tasks import first, together
+from turnout.protocol.folder_probe import probe_file
 from turnout.train.data_transport import DataTransport, LocalData
-from turnout.train.rank import TOKEN_VARIABLE
-from turnout.train.rank_wire import HELLO_BYTES, Wire, rank_of
+from turnout.train.rank_start import RankStart, Shared, answer_file, appears, log_of, not_shared, start_rank
+from turnout.train.rank_wire import BACK, HELLO_BYTES, Back, Wire, listening, rank_of
 
 log = logging.getLogger(__name__)
-LOOPBACK = "127.0.0.1"
 STOP_GRACE_S = 2.0
 HELLO_S = 5.0
 LAST_WORDS_S = 3.0  # from the loss of a connection until the process is known to have ended
@@ -47,30 +40,52 @@ LAST_WORDS_S = 3.0  # from the loss of a connection until the process is known t
 @dataclass(frozen=True)
 class RankPlan:
     """How the ranks are started: `count` of them with `threads` each, logs in `folder`, all connected within
-    `deadline_s`, which is also that of every call. `data` takes batches to them."""
+    `deadline_s`, which is also that of every call. `data` takes batches to them. `shared`: they are elsewhere, and
+    these folders, that of the logs among them, must be the same there; empty: they are children of this process."""
 
     count: int
     threads: int
     folder: Path
     deadline_s: float
     data: DataTransport = field(default_factory=LocalData)
+    shared: Shared = ()
+
+
+@dataclass
+class Started:
+    """A rank that was started: `name` for people."""
+
+    process: Process
+    name: str
 
 
 class Ranks:
-    """Ranks that run. Made by `start_ranks`; call `stop` in every case."""
+    """Ranks that run. Made by `start_ranks`; call `stop` in every case. `back`: the way of tensors and log-probs of
+    ranks that are elsewhere; None: they come in a file of this machine's shared memory, one at a time."""
 
-    def __init__(self, plan: RankPlan, processes: Sequence[ChildProcess], wires: Sequence[Wire]) -> None:
-        self.plan, self.processes, self.wires = plan, processes, wires
+    def __init__(
+        self, plan: RankPlan, started: Sequence[Started], wires: Sequence[Wire], back: Back | None = None
+    ) -> None:
+        self.plan, self.wires, self.back = plan, wires, back
+        self.processes, self.names = [one.process for one in started], [one.name for one in started]
         self.places: dict[int, str] = {}  # where ranks are that have not answered for a while
         self.busy = False  # a call is under way
         self.killed = False
         self.cause: TurnoutError | OSError | None = None  # what a call failed with, so that they were killed
-        self.file = new_file()  # tensors and log-probs come back in it, one at a time
+        self.file = new_file() if back is None else None
         self._loop = asyncio.get_running_loop()
+        self._cuts = [asyncio.ensure_future(self._cut(rank)) for rank in range(plan.count) if plan.shared]
 
     async def ended(self) -> str:
         """Waits for the end of any rank, and says how it ended."""
         return await first(*(process.ended() for process in self.processes))
+
+    async def _cut(self, rank: int) -> None:
+        """The loss of a node closes no connection to it: who waits there is woken."""
+        await self.processes[rank].ended()
+        self.wires[rank].cut()
+        if rank == 0 and self.back is not None:
+            self.back.cut()
 
     def ending(self, rank: int) -> str:
         """How a rank ended that has closed its connection. For another thread than the event loop's."""
@@ -79,59 +94,104 @@ class Ranks:
             return words.result(LAST_WORDS_S)
         except TimeoutError:
             words.cancel()
-            process = self.processes[rank]
-            return f"process {process.pid} of {process.name} closed its connection{last_words(process.log)}"
+            process = f"process {self.processes[rank].pid} of {self.names[rank]}"
+            return f"{process} closed its connection{self.words(rank)}"
+
+    def words(self, rank: int) -> str:
+        """The end of its log, for an error."""
+        return last_words(log_of(self.plan.folder, rank))
 
     def kill(self, cause: TurnoutError | OSError | None = None) -> None:
         """Ends all at once, from any thread; they are reaped by `stop`."""
         self.killed, self.cause = True, cause
         for process in self.processes:
-            if process.alive:
-                signal_group(process.pid, signal.SIGKILL)
+            process.kill()
 
     def standing(self, rank: int) -> str:
         """What there is to say of a rank that does not answer."""
         process, place = self.processes[rank], self.places.get(rank)
-        odd = ODD_STATES.get(process_state(process.pid))
+        odd = ODD_STATES.get(process.state)
         at = f"is in {place}" if place else "does not say where it is"
-        return f"{process.name}: process {process.pid} {odd or at}"
+        return f"{self.names[rank]}: process {process.pid} {odd or at}"
 
     async def stop(self) -> None:
         self.kill()  # they keep nothing that would need an end in good order
+        for cut in self._cuts:
+            cut.cancel()
         await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in self.processes))
         for wire in self.wires:
             wire.close()
-        self.file.unlink(missing_ok=True)
+        if self.back is not None:
+            self.back.close()
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
 
 
-async def start_ranks(plan: RankPlan, clock: Clock) -> Ranks:
-    """Raises TrainerLost, with nothing left running, where a rank ends or does not connect in time; ConfigError
-    where there are GPUs, but fewer than ranks."""
+async def start_ranks(plan: RankPlan, clock: Clock, cluster: Cluster | None = None) -> Ranks:
+    """On the places that the cluster has for them. Raises TrainerLost, with nothing left running, where a rank ends
+    or does not connect in time; ConfigError where there are GPUs, but fewer than ranks, and where a folder is not
+    shared with all nodes."""
     sweep()
-    token, devices = secrets.token_hex(32), _devices(plan.count)
-    processes: list[ChildProcess] = []
-    with socket.create_server((LOOPBACK, 0), backlog=plan.count) as listener:
+    cluster = ThisMachine(clock) if cluster is None else cluster
+    token, started = secrets.token_hex(32), dict[int, Started]()
+    missing = {*range(plan.count), *((BACK,) if plan.shared else ())}
+    with listening(cluster.here, len(missing)) as listener:
         listener.setblocking(False)
         try:
-            for rank, device in enumerate(devices):
-                name = f"trainer rank {rank} ({device})"
-                extra = {TOKEN_VARIABLE: token, **_visible(device)}
-                command = _command(plan, rank, listener.getsockname()[1])
-                output = plan.folder / f"rank-{rank}.log"
-                environment = child_environment(plan.threads, extra)
-                processes.append(await ChildProcess.start(name, command, environment, output, clock))
-            met = clock.within(plan.deadline_s, "the trainer's ranks", _met(listener, token, plan, clock))
-            return Ranks(plan, processes, await first(met, *(_lost(process) for process in processes)))
+            await _start_all(_starts(plan, token, listener), plan.deadline_s, started, (cluster, clock))
+            met = clock.within(plan.deadline_s, "the trainer's ranks", _met(listener, token, missing, clock))
+            found = await first(met, *(_lost(one.process) for one in started.values()))
+            wires = [Wire(found[rank], asked=True) for rank in range(plan.count)]
+            back = Back(found[BACK]) if BACK in found else None
+            return Ranks(plan, [started[rank] for rank in range(plan.count)], wires, back)
         except BaseException as fault:
-            await asyncio.gather(*(process.stop(STOP_GRACE_S) for process in processes))
+            await asyncio.gather(*(one.process.stop(STOP_GRACE_S) for one in started.values()))
             if isinstance(fault, DeadlineExceeded):
-                raise TrainerLost(f"{fault}; see the logs in {plan.folder}") from fault
+                names = ", ".join(started[rank].name for rank in sorted(missing & started.keys()))
+                raise TrainerLost(f"{fault}: {names}; see the logs in {plan.folder}") from fault
             raise
 
 
-def _command(plan: RankPlan, rank: int, port: int) -> list[str]:
-    words = ["--rank", rank, "--controller", f"{LOOPBACK}:{port}", "--folder", plan.folder]
-    return [sys.executable, "-m", "turnout.train.rank", *map(str, words), "--parent-pid", str(os.getpid())]
+def _starts(plan: RankPlan, token: str, listener: socket.socket) -> list[RankStart]:
+    address, port = listener.getsockname()[:2]
+    common = ((address, port), token, plan.threads, plan.folder)
+    devices, probe = ([""] * plan.count, secrets.token_hex(16)) if plan.shared else (_devices(plan.count), "")
+    return [RankStart(rank, *common, device, plan.shared, probe) for rank, device in enumerate(devices)]
+
+
+async def _start_all(
+    starts: Sequence[RankStart], deadline_s: float, started: dict[int, Started], by: tuple[Cluster, Clock]
+) -> None:
+    """All at once; `started` has those that were, also where another could not be."""
+    cluster, clock = by
+    asked = [probe_file(folder, starts[0].probe) for _, folder in starts[0].shared]
+
+    async def begin(start: RankStart) -> None:
+        place = Place(rank_name(start.rank))
+        try:
+            process, told = await cluster.start(place, partial(start_rank, start), deadline_s)
+        except EngineError as fault:
+            raise TrainerLost(f"the trainer can't start: {place.name}: {fault.reason}") from fault
+        started[start.rank] = Started(process, told["name"])
+        faults = [
+            not_shared(option, folder, told["host"], "a file that was written there does not show here")
+            for option, folder in start.shared
+            if not await appears(answer_file(folder, start.probe, start.rank), clock)
+        ]
+        if faults:
+            raise ConfigError(faults)
+
+    try:
+        for path in asked:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        await together(begin(start) for start in starts)
+    finally:
+        for start in starts:
+            for _, folder in start.shared:
+                answer_file(folder, start.probe, start.rank).unlink(missing_ok=True)
+        for path in asked:
+            path.unlink(missing_ok=True)
 
 
 def _devices(count: int) -> list[str]:
@@ -145,23 +205,16 @@ def _devices(count: int) -> list[str]:
     return [f"{kind}:{rank}" for rank in range(count)]
 
 
-def _visible(device: str) -> dict[str, str]:
-    """A rank sees its own device only, as the first one."""
-    kind, _, index = device.partition(":")
-    if kind == "cpu":
-        return {VISIBLE: ""}
-    named = os.environ.get(VISIBLE)
-    return {VISIBLE: index if named is None else named.split(",")[int(index)].strip()}
-
-
-async def _lost(process: ChildProcess) -> list[Wire]:
+async def _lost(process: Process) -> dict[int, socket.socket]:
     raise TrainerLost(f"the trainer can't start: {await process.ended()}")
 
 
-async def _met(listener: socket.socket, token: str, plan: RankPlan, clock: Clock) -> list[Wire]:
-    """The wires of all ranks, in order; whoever else connects is sent away."""
-    loop, found = asyncio.get_running_loop(), dict[int, Wire]()
-    while len(found) < plan.count:
+async def _met(
+    listener: socket.socket, token: str, missing: set[int], clock: Clock
+) -> dict[int, socket.socket]:
+    """The connections of all that are missing, by number; whoever else connects is sent away."""
+    loop, found = asyncio.get_running_loop(), dict[int, socket.socket]()
+    while missing:
         connection, _ = await loop.sock_accept(listener)
         connection.setblocking(False)
         said = bytearray()
@@ -171,8 +224,9 @@ async def _met(listener: socket.socket, token: str, plan: RankPlan, clock: Clock
         if rank is None:
             connection.close()
         else:
-            found[rank] = Wire(connection, asked=True)
-    return [found[rank] for rank in range(plan.count)]
+            missing.discard(rank)
+            found[rank] = connection
+    return found
 
 
 async def _hears(loop: asyncio.AbstractEventLoop, connection: socket.socket, said: bytearray) -> None:

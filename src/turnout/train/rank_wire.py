@@ -5,17 +5,22 @@
     controller -> rank           {"id": n, "call": name, ...}, or {"call": "where"}
     rank -> controller           {"id": n, "result": {...}} or {"id": n, "fault": {...}}, or {"where": "..."}
 
-Tensors and batches never travel here. Promises: nothing that comes in is run; errors of core.errors and OSError
-come out as what they were, any other as its text; a peer that stops in the middle of a frame is a closed one.
+Tensors and batches never travel here. Where rank 0 is on another machine its tensors come back by a connection of
+their own (Back), which says at first that it is number BACK: bytes, as many as the answer before them tells.
+Promises: nothing that comes in is run; errors of core.errors and OSError come out as what they were, any other as
+its text; a peer that stops in the middle of a frame is a closed one.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +29,7 @@ from turnout.core.errors import Fault, TurnoutError, UserError
 
 Message = dict[str, Any]
 HELLO_BYTES = 70
+BACK = 999_999
 FRAME_S = 10  # within one frame
 FRAME_BYTES = 1 << 24  # a control message; a peer that announces more is none of ours
 
@@ -37,6 +43,12 @@ def rank_of(said: bytes, token: str) -> int | None:
     """Which rank says so; None: none of this run."""
     known = hmac.compare_digest(said[:-6], token.encode()) and said[-6:].isdigit()
     return int(said[-6:]) if known else None
+
+
+def listening(host: str, backlog: int) -> socket.socket:
+    """At a port that was free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=backlog)
 
 
 class WireClosed(Exception):
@@ -82,6 +94,10 @@ class Wire:
     def close(self) -> None:
         self._socket.close()
 
+    def cut(self) -> None:
+        """From any thread: whoever waits there finds it closed."""
+        _cut(self._socket)
+
     def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
@@ -90,6 +106,40 @@ class Wire:
                 raise WireClosed("closed")
             data += piece
         return bytes(data)
+
+
+class Back:
+    """The controller's end of the connection by which tensors come back."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket, self._poll = connection, select.poll()
+        connection.setblocking(False)
+        self._poll.register(connection, select.POLLIN)
+
+    def read(self, into: memoryview, end: float, now: Callable[[], float]) -> None:
+        """Fills `into`, of bytes. Raises WireClosed, and TimeoutError where that takes longer than `end`."""
+        while into:
+            if (left := end - now()) <= 0:
+                raise TimeoutError
+            try:
+                got = self._socket.recv_into(into) if self._poll.poll(left * 1000) else -1
+            except OSError as fault:
+                raise WireClosed(str(fault)) from fault
+            if got == 0:
+                raise WireClosed("closed")
+            into = into[max(got, 0) :]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def cut(self) -> None:
+        """As Wire's."""
+        _cut(self._socket)
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it is closed
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def fault_row(error: BaseException) -> Message:

@@ -1,10 +1,10 @@
 """The trainer as N processes, in the controller: every rank gets every call, and answers it.
 
 A call is one small message to each rank; batches go by the plan's DataTransport, the export and log-probs come back
-from rank 0 through one file in shared memory, tensor by tensor. Promises: every call ends within the plan's
-deadline; a rank that ends, hangs or fails alone makes the call a TrainerLost that names it with its device, the
-phase and how it ended or where it is, within seconds for a death, and then all ranks are ended; an error that all
-ranks have, or one of ours in any of them, is raised once as what it was. No torch here.
+from rank 0 tensor by tensor, through one file in shared memory or, from another machine, by a connection. Promises:
+every call ends within the plan's deadline; a rank that ends, hangs or fails alone makes the call a TrainerLost that
+names it with its device, the phase and how it ended or where it is, within seconds for a death, and then all ranks
+are ended; an error that all ranks have, or one of ours in any of them, is raised once as what it was. No torch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from pydantic import TypeAdapter
 
 from turnout.core.errors import InvariantBroken, TrainerLost, TrainError
 from turnout.core.types import TrainBatch, TrainSample
 from turnout.placement.footprint import enough
-from turnout.placement.processes import last_words
 from turnout.train.backend import GivenBack, StepReport
 from turnout.train.batch_bytes import bytes_of
-from turnout.train.rank_launch import LOOPBACK, Ranks
+from turnout.train.rank_launch import Ranks
 from turnout.train.rank_wire import Message, WireClosed, error_of
 from turnout.train.settings import TrainerSettings
 from turnout.weights.tensors import ITEM_BYTES, UNSIGNED, HostTensor
@@ -73,9 +72,11 @@ class RankedBackend:
         self._poll = select.poll()
         for wire in ranks.wires:
             self._poll.register(wire.fileno(), select.POLLIN)
-        port = self._call("meet", {"host": LOOPBACK}, [0])[0]["port"]
-        start = {"settings": _SETTINGS.dump_python(settings, mode="json"), "host": LOOPBACK, "port": port}
-        self._done(self._call("start", {**start, "deadline_s": self._ranks.plan.deadline_s}))
+        start = {
+            "settings": _SETTINGS.dump_python(settings, mode="json"),
+            "deadline_s": ranks.plan.deadline_s,
+        }
+        self._done(self._call("start", {**start, **self._call("meet", {}, [0])[0]}))
 
     @property
     def steps_done(self) -> int:
@@ -88,12 +89,12 @@ class RankedBackend:
         return _REPORT.validate_python(answers[0]["report"])
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[NDArray[np.float32]]:
-        with self._data(samples) as handle:
-            self._call("logprobs", {"data": handle, "path": str(self._ranks.file)})
-        flat = np.fromfile(self._ranks.file, np.float32)
-        if not samples:
-            return []
-        return np.split(flat, np.cumsum([len(sample.response_ids) for sample in samples])[:-1])
+        with self._lock:
+            with self._data(samples) as handle:
+                self._call("logprobs", {"data": handle, "path": self._path})
+            ends = np.cumsum([len(sample.response_ids) for sample in samples])
+            flat = self._given_back("logprobs", np.float32, int(ends[-1]) if samples else 0)
+        return np.split(flat, ends[:-1]) if samples else []
 
     def export(self) -> Iterator[HostTensor]:
         """One tensor at a time. Raises InvariantBroken where another call came between."""
@@ -128,7 +129,7 @@ class RankedBackend:
             told = self._call("written", {})
         for rank, answer in sorted(told.items()):
             if (row := answer["fault"]) is not None:
-                raise error_of(row) or TrainError(f"{self._ranks.processes[rank].name}: {row['text']}")
+                raise error_of(row) or TrainError(f"{self._ranks.names[rank]}: {row['text']}")
 
     def load(self, folder: Path) -> None:
         self._done(self._call("load", {"folder": str(folder)}))
@@ -136,11 +137,9 @@ class RankedBackend:
     def offload(self) -> GivenBack:
         """As Offloading's: each rank gives its part back. Raises TrainError for one that kept too much of it."""
         given = [GivenBack(**answer) for _, answer in sorted(self._call("offload", {}).items())]
-        for process, one in zip(self._ranks.processes, given, strict=True):
+        for name, one in zip(self._ranks.names, given, strict=True):
             if not enough(one.asked, one.fell):
-                raise TrainError(
-                    f"{process.name} gave back {one.fell} of {one.asked} bytes (--offload-train)"
-                )
+                raise TrainError(f"{name} gave back {one.fell} of {one.asked} bytes (--offload-train)")
         return GivenBack(sum(one.asked for one in given), sum(one.fell for one in given))
 
     def onload(self) -> None:
@@ -158,12 +157,38 @@ class RankedBackend:
             self._ranks.plan.data.drop(handle)
 
     def _next_tensor(self) -> HostTensor | None:
-        told = self._call("tensor", {"path": str(self._ranks.file)})[0]
+        told = self._call("tensor", {"path": self._path})[0]
         if told["name"] is None:
             return None
         shape, kind = tuple(told["shape"]), UNSIGNED[ITEM_BYTES[told["dtype"]]]
-        bits: NDArray[Any] = np.fromfile(self._ranks.file, kind, math.prod(shape))
-        return HostTensor(told["name"], told["dtype"], shape, bits)
+        return HostTensor(
+            told["name"], told["dtype"], shape, self._given_back("tensor", kind, math.prod(shape))
+        )
+
+    @property
+    def _path(self) -> str | None:
+        return None if self._ranks.file is None else str(self._ranks.file)
+
+    def _given_back(self, phase: str, kind: DTypeLike, count: int) -> NDArray[Any]:
+        """What rank 0 gives back after its answer to the last call; raises as that."""
+        ranks = self._ranks
+        if ranks.file is not None:
+            return np.fromfile(ranks.file, kind, count)
+        assert ranks.back is not None, "one of the two"
+        found = np.empty(count, kind)
+        call = _Call(self._calls, phase, self._now() + ranks.plan.deadline_s)
+        ranks.busy = True
+        try:
+            ranks.back.read(found.view(np.uint8).data, call.end, self._now)
+            call.answers[0] = {"result": {}}
+        except WireClosed:
+            call.gone.add(0)
+        except TimeoutError:
+            pass  # it is silent
+        finally:
+            ranks.busy = False
+        self._results(call, [0])
+        return found
 
     def _call(self, phase: str, values: Message, to: Sequence[int] | None = None) -> dict[int, Message]:
         """The results of a call by rank. Raises what the module says."""
@@ -257,7 +282,7 @@ class RankedBackend:
         if faults:
             said: dict[str, list[str]] = {}
             for rank, row in faults.items():
-                said.setdefault(row["text"], []).append(ranks.processes[rank].name)
+                said.setdefault(row["text"], []).append(ranks.names[rank])
             return "; ".join(f"{', '.join(names)}: {text}" for text, names in said.items())
         silent = {rank for rank in asked if rank not in call.answers}
         self._look(silent, call)
@@ -266,9 +291,7 @@ class RankedBackend:
             self._hear(call, left)
         alone = [rank for rank in sorted(silent) if not _waits_for_others(call.places.get(rank, ""))]
         ranks.places = call.places
-        rows = (
-            ranks.standing(rank) + last_words(ranks.processes[rank].log) for rank in alone or sorted(silent)
-        )
+        rows = (ranks.standing(rank) + ranks.words(rank) for rank in alone or sorted(silent))
         return f"no answer within {self._ranks.plan.deadline_s:g} s of {'; '.join(rows)}"
 
 

@@ -25,6 +25,7 @@ LOADED = ["--load-debug-rollout-data", "quick.yaml"]
 SAVED = ["--num-rollout", "1", "--save-debug-rollout-data", "quick.yaml"]
 
 EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
+RAY_RANKS = ["--cluster", "ray", "--actor-num-gpus-per-node", "2"]
 FOLLOWED = ["--update-weight-transport", "follower", *EXTERNAL]
 
 PPO = ["--advantage-estimator", "ppo"]
@@ -263,7 +264,11 @@ REFUSED = [
     ),
     (["--offload-rollout", "--cluster", "ray"], "--offload-rollout", "give --cluster local, or give"),
     (["--offload", *STOCK, "--colocate"], "--offload", "use --engine embedded, or give --offload-train"),
-    (["--actor-num-nodes", "2"], "--actor-num-nodes", "not yet done"),
+    (["--actor-num-nodes", "2"], "--actor-num-nodes", "give --cluster ray"),
+    ([*RAY_RANKS, "--num-gpus-per-node", "1"], "--num-gpus-per-node", "lie on one: 2"),
+    ([*RAY_RANKS, "--rollout-data-transport", "local"], "--rollout-data-transport", "on another node"),
+    ([*RAY_RANKS, "--offload-train"], "--offload-train", "which the nodes of the cluster share"),
+    (["--cluster", "ray", *LOADED], "--cluster", "on saved batches alone"),
     (
         ["--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "3"],
         "--tensor-model-parallel-size",
@@ -466,6 +471,8 @@ REFUSED = [
 ]
 
 ACCEPTED = [
+    [*RAY_RANKS, "--actor-num-nodes", "2", "--num-gpus-per-node", "2", "--rollout-num-engines", "9"],
+    [*RAY_RANKS, *EXTERNAL],
     ["--cluster", "ray", *STOCK, "--sglang-device", "cpu", "--update-weight-transport", "group"],
     ["--num-gpus-per-node", "1", "--debug-rollout-only"],
     ["--num-gpus-per-node", "1", "--rollout-num-engines", "2", "--load-debug-rollout-data", "quick.yaml"],

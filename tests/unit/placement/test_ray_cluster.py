@@ -59,6 +59,7 @@ class Ray(ModuleType):
             placement_group_table=lambda _: self._did(
                 "table", {"state": "CREATED", "bundles_to_node_id": {0: "n"}}
             ),
+            get_node_ip_address=lambda: "10.0.0.1",
             remove_placement_group=lambda group: self._did("remove", group),
         )
         self.modules = {"ray": self, "ray.exceptions": self.exceptions}

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,11 +23,11 @@ from turnout.placement.real import RealClock
 from turnout.placement.tasks import first
 from turnout.schedule import parts
 from turnout.schedule.parts import TrainerThread
-from turnout.train import rank_launch, ranks
+from turnout.train import rank_launch, rank_start, ranks
 from turnout.train.backend import GivenBack, Offloading
 from turnout.train.rank import Rank
 from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
-from turnout.train.rank_wire import Message, Wire, WireClosed, fault_row, hello
+from turnout.train.rank_wire import BACK, Back, Message, Wire, WireClosed, fault_row, hello
 from turnout.train.ranks import RankedBackend
 from turnout.train.settings import TrainerSettings
 
@@ -40,13 +40,13 @@ class Scripted:
 
     def __init__(self, script: Script, folder: Path) -> None:
         self.plan = RankPlan(2, 1, folder, 20.0)
-        self.file, self.busy, self.killed, self.places = folder / "file", False, False, dict[int, str]()
+        self.busy, self.killed, self.places = False, False, dict[int, str]()
+        self.file: Path | None = folder / "file"
         self.processes = [
-            SimpleNamespace(
-                name=f"trainer rank {n} (cpu:{n})", pid=os.getpid(), log=folder / "no", alive=False
-            )
-            for n in (0, 1)
+            SimpleNamespace(pid=os.getpid(), state="", alive=False, kill=lambda: None) for _ in (0, 1)
         ]
+        self.names = [f"trainer rank {n} (cpu:{n})" for n in (0, 1)]
+        self.back: Back | None = None
         with socket.create_server(("127.0.0.1", 0)) as server:
             pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(2)]
         self.wires = [Wire(ours, asked=True) for ours, _ in pairs]
@@ -68,7 +68,7 @@ class Scripted:
 
     def _answer(self, rank: int, wire: Wire, script: Script, call: Message) -> None:
         if call["call"] in ("meet", "start"):
-            answer: Message | None = {"result": {"port": 1, "steps_done": 0}}
+            answer: Message | None = {"result": {"host": "h", "port": 1, "steps_done": 0}}
         else:
             answer = script(rank, call)
         if answer is END:
@@ -87,7 +87,7 @@ class Scripted:
             await asyncio.sleep(0.01)
         return "trainer rank 0 was killed by SIGKILL"
 
-    standing, kill = Ranks.standing, Ranks.kill
+    standing, kill, words = Ranks.standing, Ranks.kill, Ranks.words
 
 
 def test_mem_01_ranks_give_their_memory_back_together_and_one_that_keeps_its_own_is_named(tmp_path) -> None:
@@ -236,7 +236,7 @@ def test_an_error_that_follows_a_step_tells_that_the_step_is_done(tmp_path: Path
     with pytest.raises(TrainError, match="effective"):
         backend.train(TrainBatch(0, "", ()))
     assert backend.steps_done == 1 and not scripted.killed
-    served = Rank(0)
+    served = Rank(0, "h")
     assert served.fault(low) == faulty(low)
     served._backend = cast("Any", SimpleNamespace(steps_done=1))
     assert served.fault(low) == faulty(low, 1)
@@ -273,41 +273,61 @@ def test_an_export_that_another_call_cuts_says_so(tmp_path: Path) -> None:
         next(export)
 
 
+def test_tensors_of_another_machine_come_by_a_connection(tmp_path: Path) -> None:
+    """More than a socket holds, after the answer; a rank that ends amid one is named as in every call."""
+    size, theirs = 1 << 21, list[socket.socket]()
+
+    def script(rank: int, call: Message) -> Message:
+        if call["call"] == "tensor" and rank == 0:
+            assert call["path"] is None
+            threading.Thread(target=theirs[0].sendall, args=(b"\1\0" * size,), daemon=True).start()
+            return {"result": {"name": "w", "dtype": "BF16", "shape": [2, size // 2]}}
+        return {"result": {"steps_done": 0, "name": None}}
+
+    backend, scripted = made(script, tmp_path)
+    ours, other = socket.socketpair()
+    theirs.append(other)
+    scripted.file, scripted.back = None, Back(ours)
+    one = next(backend.export())
+    assert (one.name, one.shape) == ("w", (2, size // 2)) and set(one.bits.ravel().tolist()) == {1}
+    other.sendall(b"12345")
+    other.shutdown(socket.SHUT_WR)
+    with pytest.raises(TrainerLost, match="in phase 'logprobs': rank 0 was killed"):
+        backend._given_back("logprobs", "float32", 3)
+
+
 def test_only_who_knows_the_secret_is_a_rank(tmp_path: Path) -> None:
     token = "a" * 64
 
-    async def meet() -> Iterator[Wire]:
+    async def meet() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         where = listener.getsockname()
-        met = asyncio.ensure_future(
-            rank_launch._met(listener, token, RankPlan(2, 1, tmp_path, 5.0), RealClock())
-        )
+        met = asyncio.ensure_future(rank_launch._met(listener, token, {0, 1, BACK}, RealClock()))
         strangers = [socket.create_connection(where) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"x" * 70)
         for rank in (0, 1):
             strangers[1 + rank].sendall(hello(rank, "b" * 64))
-        ranks = [socket.create_connection(where) for _ in range(2)]
-        ranks[1].sendall(hello(1, token))
-        ranks[0].sendall(hello(0, token))
-        wires = await asyncio.wait_for(met, 10)
-        for rank, wire in enumerate(wires):
-            Wire(ranks[rank]).send({"rank": rank})
-            assert wire.receive() == {"rank": rank}
+        ranks = {number: socket.create_connection(where) for number in (BACK, 1, 0)}
+        for number, rank in ranks.items():
+            rank.sendall(hello(number, token))
+        found = await asyncio.wait_for(met, 10)
+        for number, rank in ranks.items():
+            Wire(rank).send({"rank": number})
+            assert Wire(found[number]).receive() == {"rank": number}
         for stranger in strangers:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
         listener.close()
-        return iter(wires)
 
-    assert len(list(asyncio.run(meet()))) == 2
+    asyncio.run(meet())
 
 
 def test_a_rank_that_cannot_start_is_named_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", "print('no such library', flush=True); raise SystemExit(3)"]
-    monkeypatch.setattr(rank_launch, "_command", lambda *_: command)
+    monkeypatch.setattr(rank_start, "command_of", lambda *_: command)
     with pytest.raises(
         TrainerLost, match=r"trainer rank \d \(cpu:\d\) ended: exit status 3.*no such library"
     ):
@@ -319,20 +339,20 @@ def test_no_rank_is_left_where_there_is_no_room_in_shared_memory(
 ) -> None:
     seen: list[ChildProcess] = []
 
-    async def stays(process: ChildProcess) -> list[Wire]:
+    async def stays(process: ChildProcess) -> dict[int, socket.socket]:
         seen.append(process)
         await process.ended()
-        return []
+        return {}
 
-    async def met(*_: object) -> list[Wire]:
-        return []
+    async def met(*_: object) -> dict[int, socket.socket]:
+        return dict.fromkeys((0, 1), socket.socket())
 
     def full() -> Path:
         raise OSError(28, "No space left on device")
 
     command = [sys.executable, "-c", "import time; time.sleep(100)"]
+    monkeypatch.setattr(rank_start, "command_of", lambda *_: command)
     for name, value in (
-        ("_command", lambda *_: command),
         ("_lost", stays),
         ("_met", met),
         ("new_file", full),

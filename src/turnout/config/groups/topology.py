@@ -24,7 +24,7 @@ class TopologyOptions(Options):
         unit="devices",
         ge=0,
     )
-    actor_num_nodes: int = option(1, "Machines of the trainer.", ge=1)
+    actor_num_nodes: int = option(1, "Machines of the trainer; several with --cluster ray.", ge=1)
     actor_num_gpus_per_node: int = option(
         1, "Devices of the trainer on each of its machines.", unit="devices", ge=1
     )
@@ -65,8 +65,8 @@ class TopologyOptions(Options):
     )
     cluster: Literal["local", "ray"] = option(
         "local",
-        "Where the engines lie: processes of this machine, or a placement group of a Ray cluster with an actor "
-        "beside each engine (docs/guides/ray.md).",
+        "Where the engines and the ranks of a trainer of several devices lie: processes of this machine, or a "
+        "placement group of a Ray cluster with an actor beside each (docs/guides/ray.md).",
     )
     ray_address: str | None = option(
         None,
@@ -74,8 +74,9 @@ class TopologyOptions(Options):
         unset="the variable RAY_ADDRESS, else a cluster of this machine, which the run starts and ends",
         pattern=r"^(auto|[^/\s]+:[0-9]+)$",
     )
-    rollout_data_transport: Literal["local", "object-store", "nixl"] = option(
-        "local",
+    rollout_data_transport: Literal["local", "object-store", "nixl"] | None = option(
+        None,
         "Way of rollout data to a trainer of several devices: shared memory of this machine, or the object store "
         "of the Ray cluster. A trainer of one device has them in its process.",
+        unset="the one that reaches the trainer's ranks",
     )
