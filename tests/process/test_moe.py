@@ -1,5 +1,5 @@
-"""`turnout train examples/moe.yaml`: experts divided over two trainer processes and two of the engine, gone on
-with by one each."""
+"""`turnout train examples/moe.yaml` with routing replay: experts divided over two trainer processes and two of the
+engine, gone on with by one each."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def run(folder: Path, *words: str) -> dict[str, object]:
 
 def test_experts_on_two_ranks_then_on_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = run(folder, "--num-rollout", "2", "--save-interval", "1")
+    first = run(folder, "--num-rollout", "2", "--save-interval", "1", "--use-rollout-routing-replay")
     assert first["ranks"] == {"count": 2, "tensor_parallel": 1, "expert_parallel": 2}
     more = ("--num-rollout", "3", "--actor-num-gpus-per-node", "1", "--expert-model-parallel-size", "1")
     more += ("--rollout-num-gpus-per-engine", "1", "--engine-expert-parallel-size", "1")
-    last = run(folder, *more, "--save-interval", "1")
+    last = run(folder, *more, "--save-interval", "1", "--use-rollout-routing-replay")
     assert last["ranks"] == {"count": 1, "tensor_parallel": 1, "expert_parallel": 1}
     assert last["audit"]["failed"] == 0, last["audit"]
     assert of_kind(folder, "RunStarted")[-1]["resumed_at"] == 2
@@ -39,4 +39,7 @@ def test_experts_on_two_ranks_then_on_one(tmp_path: Path) -> None:
     assert two == three and len({one, two, four}) == 3, "one process has loaded what two had saved"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     loads = [row["train/expert_load_max"] for row in rows if "train/expert_load_max" in row]
+    replayed = [row for row in rows if "train/routing_recorded_share" in row]
+    assert len(replayed) >= 3 and {row["train/routing_recorded_share"] for row in replayed} == {1.0}
+    assert all(row["train/routing_changed_share"] < 0.1 for row in replayed), "weights are the engine's own"
     assert len(loads) >= 3 and all(1 <= load <= 2 for load in loads)

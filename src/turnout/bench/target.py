@@ -213,7 +213,10 @@ class Flight:
         return reply_of(must(await self.answer()).row)
 
 
-_OF_THE_REQUEST = ("rid", "text", "stream", "extra_key", "return_logprob", "logprob_start_len", "novel")
+_OF_THE_REQUEST = (
+    "rid", "text", "stream", "extra_key", "return_logprob", "logprob_start_len", "novel",
+    "return_routed_experts", "routed_experts_start_len",
+)  # fmt: skip
 _PD = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 

@@ -35,8 +35,10 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "opd_teacher_load": ("a teacher in the trainer", "serve it as a frozen model, named by --opd-teacher"),
     "opd_type": ("a teacher in the trainer", "leave it out: --opd-teacher is served by engines"),
     "moe_aux_loss_coeff": ("a loss that balances the experts", "give 0, and look at train/expert_load_max"),
-    "use_rollout_routing_replay": ("replaying the engine's choice of experts", "leave it out"),
-    "use_routing_replay": ("replaying the choice of experts", "leave it out"),
+    "use_routing_replay": (
+        "replaying the trainer's own choice of experts",
+        "use --use-rollout-routing-replay",
+    ),
     **dict.fromkeys(
         ("critic_save", "critic_num_nodes", "critic_num_gpus_per_node"),
         ("a place of its own for the critic", "leave it out: it trains and is saved with the policy"),

@@ -1,8 +1,8 @@
 """What travels from prompt to gradient. Lists carry their axes: _P prompts, _G members of a group, _T tokens.
 
 Legend: T = tokens of one response. `response_ids`, `logprobs`, `loss_mask`, the sum of the version spans, that of
-the engines and `kv_mixed` have the same length T, checked when a Trajectory is made, so they are extended, cut and
-joined together or not at all (invariant 2 of docs/architecture.md).
+the engines, `kv_mixed` and, where anything is recorded, `routed` have the same length T, checked when a Trajectory
+is made, so they are extended, cut and joined together or not at all (invariant 2 of docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from turnout.core.errors import InvariantBroken
 from turnout.core.record import record
+from turnout.core.routed import ROUTED_NONE, RoutedExperts
 from turnout.core.version import Runs, VersionSpans
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class Trajectory:
     log-softmax(logits / temperature) over the whole vocabulary, as sampled; `loss_mask` is 1 where a token may
     train; `engines` are the ids of those that made the tokens. `kv_mixed` is 1 where a token was made on KV of
     older weights than its own (given as (): nowhere). `reward` is None until scored. `seed` tells the members of a
-    group apart."""
+    group apart. `routed`: the experts of a mixture that each token's position went through."""
 
     response_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -65,6 +66,7 @@ class Trajectory:
     seed: int
     reward: float | None = None
     kv_mixed: tuple[int, ...] = ()
+    routed: RoutedExperts = ROUTED_NONE
 
     def __post_init__(self) -> None:
         count = len(self.response_ids)
@@ -72,9 +74,11 @@ class Trajectory:
             object.__setattr__(self, "kv_mixed", (0,) * count)
         rest = (self.logprobs, self.loss_mask, self.spans, self.engines, self.kv_mixed)
         inner = [len(part) for part in rest]
-        if inner != [count] * 5:
+        if self.routed.width:
+            inner.append(len(self.routed))
+        if inner != [count] * len(inner):
             raise InvariantBroken(
-                "tokens, log-probs, mask, spans, engines and KV marks differ in length: "
+                "tokens, log-probs, mask, spans, engines, KV marks and routed experts differ in length: "
                 + ", ".join(map(str, (count, *inner)))
             )
 
@@ -106,6 +110,7 @@ class Trajectory:
             self.engines.cut(tokens),
             self.seed,
             kv_mixed=self.kv_mixed[:tokens],
+            routed=self.routed.cut(tokens),
         )
 
     def after(self, tokens: int) -> Trajectory:
@@ -120,6 +125,7 @@ class Trajectory:
             spans=self.spans.after(tokens),
             engines=self.engines.after(tokens),
             kv_mixed=self.kv_mixed[tokens:],
+            routed=self.routed.after(tokens),
         )
 
     def joined(self, more: Trajectory) -> Trajectory:
@@ -127,6 +133,7 @@ class Trajectory:
         Raises InvariantBroken where this one has ended, or `more` belongs to another."""
         if not self.partial or self.seed != more.seed:
             raise InvariantBroken(f"no tokens follow a {self.finish} of seed {self.seed}: {more.seed}")
+        routed, counts = self.routed, (len(self.response_ids), len(more.response_ids))
         return replace(
             more,
             response_ids=self.response_ids + more.response_ids,
@@ -135,6 +142,7 @@ class Trajectory:
             spans=self.spans.joined(more.spans),
             engines=self.engines.joined(more.engines),
             kv_mixed=self.kv_mixed + more.kv_mixed,
+            routed=routed.joined(more.routed, counts),
         )
 
 
@@ -167,7 +175,8 @@ class TrainSample:
     """One sequence for the trainer: prompt and response ids, the behaviour log-probs of the response, its
     mask and its advantage (one number per response token, length T). `lags` is each token's age in train
     steps; empty means that all are 0. `reference`: log-probs of a reference, where another than the trainer has
-    them; `teacher`: those of a teacher, where one is imitated. `reward` is that of the whole response."""
+    them; `teacher`: those of a teacher, where one is imitated. `reward` is that of the whole response.
+    `routed`: rows of turnout.core.routed for all positions but the last; empty where nothing is recorded."""
 
     group_id: str
     prompt_ids: tuple[int, ...]
@@ -179,6 +188,7 @@ class TrainSample:
     reference: tuple[float, ...] = ()
     reward: float = 0.0
     teacher: tuple[float, ...] = ()
+    routed: bytes = b""
 
 
 @dataclass(frozen=True)

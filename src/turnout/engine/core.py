@@ -282,6 +282,7 @@ class EngineCore:
             return False
         sampling = [chunk.request for chunk in chunks if chunk.samples]
         sampled = self.runner.run(self._steps.build(chunks, [_draw(request) for request in sampling]))
+        self.runner.routed.note(chunks)
         scores = iter(sampled.scores)
         ended = [
             chunk.request

@@ -32,7 +32,7 @@ PER_PROMPT = (
 )  # a list has one for each prompt
 NOT_SERVED = (
     "image_data", "video_data", "audio_data", "input_embeds", "lora_path", "return_hidden_states",
-    "return_routed_experts", "custom_logit_processor", "top_logprobs_num", "token_ids_logprob",
+    "custom_logit_processor", "top_logprobs_num", "token_ids_logprob",
     "return_sampling_mask",
 )  # fmt: skip
 NEUTRAL = {
@@ -111,7 +111,7 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
     if not isinstance(rid, str) or not 0 < len(rid) <= RID_MAX:
         faults.append(Fault("rid", str(rid)[:40], f"must be a text of 1 to {RID_MAX} characters"))
     flags = {}
-    for name in ("return_logprob", "return_text_in_logprobs"):
+    for name in ("return_logprob", "return_text_in_logprobs", "return_routed_experts"):
         flags[name] = row[name] if row.get(name) is not None else False
         if not isinstance(flags[name], bool):
             faults.append(Fault(name, str(flags[name])[:40], "must be true or false"))
@@ -122,6 +122,7 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
     params = _params(row.get("sampling_params"), model, faults)
     ids = _ids(row, model, faults)
     start = _logprob_start(row, len(ids), faults) if flags["return_logprob"] is True else None
+    routed = _routed_from(row, len(ids), model, faults) if flags["return_routed_experts"] is True else None
     if params is not None and ids:
         faults.extend(_context_faults(len(ids), params.max_new_tokens, model.shape.context_length))
     if faults or params is None:
@@ -134,6 +135,7 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
     namespace = key if key and constraint is None else ""
     request = Request(str(rid), ids, params, seed, end_ids, namespace=namespace, constraint=constraint)
     request.logprob_start = start
+    request.routed_from = routed
     return Prompt(request, flags["return_logprob"], flags["return_text_in_logprobs"])
 
 
@@ -147,6 +149,23 @@ def _logprob_start(row: dict[str, Any], prompt: int, faults: list[Fault]) -> int
         faults.append(Fault("logprob_start_len", str(start)[:40], reason))
         return None
     return start if start < prompt else None
+
+
+def _routed_from(row: dict[str, Any], prompt: int, model: LoadedModel, faults: list[Fault]) -> int | None:
+    """The first position whose experts are asked for: SGLang's `routed_experts_start_len`."""
+    start = row.get("routed_experts_start_len")
+    start = 0 if start is None else start
+    if not getattr(model.config, "num_experts", 0):
+        faults.append(Fault("return_routed_experts", "true", "this model has no experts"))
+    if row.get("bootstrap_room") is not None:
+        faults.append(
+            Fault("return_routed_experts", "true", "is not served for a request split over two engines")
+        )
+    if type(start) is not int or not 0 <= start <= prompt:
+        reason = f"must be from 0 to the number of prompt tokens, {prompt}"
+        faults.append(Fault("routed_experts_start_len", str(start)[:40], reason))
+        return None
+    return start
 
 
 def _context_faults(prompt: int, new: int, context: int) -> list[Fault]:

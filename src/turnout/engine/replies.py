@@ -19,7 +19,7 @@ from turnout.engine.generate_request import GenerateCall, Prompt
 from turnout.engine.model import LoadedModel
 from turnout.engine.request_machine import Request
 from turnout.engine.text import ShownText, response_text
-from turnout.protocol.sglang import GenerateReply
+from turnout.protocol.sglang import GenerateReply, routed_text
 
 
 def reply_row(prompt: Prompt, model: LoadedModel) -> dict[str, Any]:
@@ -42,6 +42,8 @@ def reply_row(prompt: Prompt, model: LoadedModel) -> dict[str, Any]:
     matched = matched_stop(request, model)
     if matched is not None:
         meta["finish_reason"]["matched"] = matched
+    if request.routed_from is not None:
+        meta["routed_experts"] = routed_text(bytes(request.routed))
     if not prompt.return_logprob:
         del meta["output_token_logprobs"]
         return row

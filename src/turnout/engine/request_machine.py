@@ -89,7 +89,8 @@ class Request:
     `ends` says whether that was its last. `remote`: the KV of its prompt comes from another engine and is not there
     yet. `bootstrap` names the other half of a split request, `moved` what went between the two.
     `input_logprobs` are those of the prompt tokens after position `logprob_start` (None: not asked for), given what
-    stands before each; of the raw logits."""
+    stands before each; of the raw logits. `routed` has the experts of the positions from
+    `routed_from` on (None: not asked for) that were computed, here or by who left them in the cache."""
 
     rid: str
     tokens: list[int]
@@ -117,6 +118,8 @@ class Request:
     preempted: bool = False
     logprob_start: int | None = None
     input_logprobs: list[float] = field(default_factory=list)
+    routed_from: int | None = None
+    routed: bytearray = field(default_factory=bytearray)
     hold: bool = False
     ends: bool = False
     made_by: str = ""  # root digest of the weights that made the token it is held at

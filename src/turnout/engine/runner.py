@@ -19,6 +19,7 @@ from turnout.engine.llama import LlamaForward
 from turnout.engine.model import DTYPES, LoadedModel
 from turnout.engine.packed import PackedStorage
 from turnout.engine.quantised import QuantisedStorage
+from turnout.engine.routed import RoutedPages
 from turnout.engine.sampler import Draw, Sampled, sample, score
 from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.step import StepInput, StepOutput
@@ -77,6 +78,7 @@ class Runner:
         self.cache = KvCache(
             settings.pages, shape.kv_heads, shape.head_dim, shape.layers, DTYPES[settings.dtype]
         )
+        self.routed = RoutedPages(model.module, model.config, settings.pages, settings.page_tokens)
         width = -(-shape.context_length // settings.page_tokens)
         self._table = np.zeros((settings.max_running_requests, width), np.int32)
 
@@ -94,6 +96,7 @@ class Runner:
         for change in step.table:
             self._table[change.slot, change.first : change.first + len(change.pages)] = change.pages
         hidden = self.forward.hidden(step, torch.from_numpy(self._table), self.cache)
+        self.routed.write(self._table, step.slots, step.positions)
         scores: list[float] = []
         for at in range(0, len(step.scored), HEAD_ROWS):
             part = step.scored[at : at + HEAD_ROWS]

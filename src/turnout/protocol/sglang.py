@@ -7,9 +7,12 @@ is marked "ours" and can be ignored by any other client.
 
 from __future__ import annotations
 
+import base64
 import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import numpy as np
 
 from turnout.core.record import record
 from turnout.core.types import Finish
@@ -73,7 +76,8 @@ class SamplingParams:
 class GenerateRequest:
     """One POST /generate. `rid` is chosen by the client, fixed-length and random; never empty. `bootstrap` is there
     where the two halves of a PD pair get the same request (docs/guides/pd.md). Requests of one `routing_key` a
-    router sends to one engine (empty: to any); it is no part of the body."""
+    router sends to one engine (empty: to any); it is no part of the body. `routed_from`: from which position on the
+    experts of a mixture are asked for (None: they are not)."""
 
     rid: str
     input_ids: tuple[int, ...]
@@ -82,6 +86,7 @@ class GenerateRequest:
     extra_key: str | None = None
     bootstrap: Bootstrap | None = None
     routing_key: str = ""
+    routed_from: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -93,6 +98,8 @@ class GenerateRequest:
         }
         if self.extra_key is not None:
             row["extra_key"] = self.extra_key
+        if self.routed_from is not None:
+            row |= {"return_routed_experts": True, "routed_experts_start_len": self.routed_from}
         return row if self.bootstrap is None else row | self.bootstrap.to_json()
 
 
@@ -100,7 +107,8 @@ class GenerateRequest:
 class GenerateReply:
     """The answer to one /generate: tokens, log-probs as sampled, why it ended, which version made which
     token (`spans`: ((tokens, label), ...)). `text` is the engine's own decoding. `kv_mixed`: [start, end) of tokens
-    made on KV of older weights than their own."""
+    made on KV of older weights than their own. `routed`: int16 rows of the experts of each position but the last,
+    from the one that was asked for (SGLang's `routed_experts`, int32 in base64)."""
 
     text: str
     output_ids: tuple[int, ...]
@@ -111,6 +119,7 @@ class GenerateReply:
     prompt_tokens: int
     cached_tokens: int
     kv_mixed: tuple[tuple[int, int], ...] = ()
+    routed: bytes = b""
 
     def to_json(self, rid: str) -> dict[str, Any]:
         """SGLang's shape, with `weight_versions` as SGLang 0.5.23 reports it: [{version, start, end}]."""
@@ -175,7 +184,18 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
         prompt_tokens=int(meta.get("prompt_tokens") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
         kv_mixed=tuple(mixed_ranges(meta)),
+        routed=routed_rows(meta.get("routed_experts")),
     )
+
+
+def routed_rows(told: str | None) -> bytes:
+    """SGLang's `routed_experts` (base64 of int32 [positions, layers, experts of a token]) as int16."""
+    return np.frombuffer(base64.b64decode(told or ""), "<i4").astype("<i2").tobytes()
+
+
+def routed_text(rows: bytes) -> str:
+    """The way back."""
+    return base64.b64encode(np.frombuffer(rows, "<i2").astype("<i4").tobytes()).decode()
 
 
 def finish_of(reason: Any) -> tuple[Finish, str]:

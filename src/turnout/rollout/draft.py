@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from turnout.core.errors import DataError, Fault
 from turnout.core.ports import Clock
 from turnout.core.record import record
+from turnout.core.routed import BYTES, ROUTED_NONE, RoutedExperts, missing
 from turnout.core.types import ENVIRONMENT, Finish, Trajectory
 from turnout.core.version import Runs, VersionSpans
+from turnout.protocol.sglang import GenerateReply
 from turnout.protocol.stream import PartialReply
 from turnout.weights.routing import Standing
 
 Journal = Callable[["Draft"], None]
+REMEDY = "an SGLang needs --enable-return-routed-experts"
 WORST = (Standing.COMMITTED, Standing.TENTATIVE, Standing.VOID)
 
 
@@ -52,6 +56,7 @@ class Draft:
         self._mixed = list(begun.kv_mixed)
         self._spans = list(begun.spans.runs)
         self._engines = list(begun.engines.runs)
+        self._routed = begun.routed  # of the first tokens; the others have no record
         # tokens of committed versions; tokens that the journal was told of
         self._sure = self._told = len(self.ids)
         self._open: list[tuple[int, str, tuple[str, ...]]] = []  # the others: label, who made them
@@ -80,6 +85,32 @@ class Draft:
             self._open.append((tokens, label, new.among or (new.engine_id,)))
         _lengthen(self._engines, len(new.output_ids), new.engine_id)
         self.settle()
+
+    @property
+    def prompt_routed(self) -> bool:
+        """Whether the experts of the prompt's positions are known."""
+        return bool(self._routed.prompt)
+
+    def routed(self, reply: GenerateReply, start: int, prompt: int) -> None:
+        """Takes over the experts of the positions from `start` on, as the reply that made the last tokens tells;
+        `prompt` counts that of the sample. Tokens that have a record keep it. Raises DataError where a reply that
+        is no abort has none, or rows that can't be of those positions."""
+        rows, told = reply.routed, reply.prompt_tokens + len(reply.output_ids) - 1 - start
+        if not reply.output_ids:
+            return
+        width = self._routed.width or len(rows) // (BYTES * told)
+        size = BYTES * width
+        if not rows or len(rows) != size * told:
+            if reply.finish is Finish.ABORT:
+                return
+            raise DataError(
+                Fault("routed_experts", f"{len(rows) // BYTES} values", f"of {told} positions", REMEDY)
+            )
+        first = start - (prompt - 1)  # the token that was sampled at the first of these positions
+        before = self._routed.prompt or rows[: max(0, -first) * size]
+        known = self._routed.rows + missing(width, max(0, first - len(self._routed)))
+        known += rows[len(known) - first * size : (len(self.ids) - first) * size]
+        self._routed = RoutedExperts(width, before, known)
 
     def append(self, ids: Sequence[int]) -> None:
         """Takes over what the environment said: it does not train, and counts as of the version before it. Only
@@ -188,7 +219,16 @@ class Draft:
             Runs(_between(self._engines, first, last)),
             self.seed,
             kv_mixed=tuple(self._mixed[first:last]),
+            routed=self._routed_of(first, last),
         )
+
+    def _routed_of(self, first: int, last: int) -> RoutedExperts:
+        known = self._routed
+        if not known.width or first == last:
+            return ROUTED_NONE
+        rest = missing(known.width, len(self.ids) - len(known))
+        whole = RoutedExperts(known.width, known.prompt, known.rows + rest).cut(last)
+        return whole.after(first) if first else whole
 
     def _cut(self, count: int) -> None:
         opening = self.opening
@@ -197,6 +237,7 @@ class Draft:
         for kept in (self.ids, self._logprobs, self._mask, self._mixed):
             del kept[count:]
         self._engines = list(_between(self._engines, 0, count))
+        self._routed = self._routed.cut(count)
         self._open = []
 
 

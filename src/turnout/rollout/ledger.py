@@ -31,8 +31,8 @@ from turnout.rollout.ledger_rows import TOKEN_COLUMNS, GroupRow, Piece, piece_ro
 from turnout.rollout.ledger_schema import Database
 
 ADMIT = "admit"
-_PIECE = "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_JOURNAL = """INSERT INTO trajectories SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
+_PIECE = "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_JOURNAL = """INSERT INTO trajectories SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14
     WHERE EXISTS (SELECT 1 FROM groups WHERE group_id = ?1 AND state = 'inflight')"""
 _SUM_UP = """INSERT OR REPLACE INTO forgotten SELECT group_id, json_group_array(json_object('member', member,
     'versions', json(versions), 'engines', json(engines), 'finish', finish, 'reward', reward)) FROM

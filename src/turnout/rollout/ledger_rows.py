@@ -1,13 +1,15 @@
 """Rows of the ledger and what they are in Python. Pure.
 
 Token ids are little-endian int32, log-probs float64 (exact), masks one byte a token; runs of versions and engines
-JSON, [[tokens, name], ...]; `kv_mixed` is empty where no token is. A trajectory is one row, or, while it is made,
-one row per piece: `start` is the place of the piece's first token.
+JSON, [[tokens, name], ...]; `kv_mixed` is empty where no token is; `routed` is two uint32, width and bytes of the
+prompt's rows, then these and the response's (turnout.core.routed), empty where nothing is recorded. A trajectory is
+one row, or, while it is made, one row per piece: `start` is the place of the piece's first token.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 
 from turnout.core.errors import DataError, Fault, InvariantBroken
 from turnout.core.record import record
+from turnout.core.routed import ROUTED_NONE, RoutedExperts
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.rollout.group_machine import GroupState
@@ -116,7 +119,7 @@ def piece_row(piece: Piece) -> tuple[Any, ...]:
     mask, mixed = bytes(part.loss_mask), bytes(part.kv_mixed) if 1 in part.kv_mixed else b""
     head = (piece.group_id, piece.member, piece.start, tokens, logprobs, mask, mixed)
     made = (_text(part.spans.runs), _text(part.engines.runs))
-    return (*head, *made, str(part.finish), part.reward, part.seed, part.text)
+    return (*head, *made, str(part.finish), part.reward, part.seed, part.text, _routed_bytes(part.routed))
 
 
 def token_bytes(part: Trajectory) -> tuple[bytes, bytes]:
@@ -140,7 +143,7 @@ def members_of(rows: Iterable[Sequence[Any]]) -> dict[int, Trajectory]:
 
 
 def _part(tokens: bytes, rest: Sequence[Any]) -> Trajectory:
-    logprobs, mask, mixed, versions, engines, finish, reward, seed, text = rest
+    logprobs, mask, mixed, versions, engines, finish, reward, seed, text, routed = rest
     return Trajectory(
         response_ids=tuple(array("i", tokens)),
         logprobs=tuple(array("d", logprobs)),
@@ -152,7 +155,20 @@ def _part(tokens: bytes, rest: Sequence[Any]) -> Trajectory:
         seed=seed,
         reward=reward,
         kv_mixed=tuple(mixed),
+        routed=_routed(routed),
     )
+
+
+def _routed_bytes(routed: RoutedExperts) -> bytes:
+    head = struct.pack("<II", routed.width, len(routed.prompt))
+    return head + routed.prompt + routed.rows if routed.width else b""
+
+
+def _routed(blob: bytes) -> RoutedExperts:
+    if not blob:
+        return ROUTED_NONE
+    width, prompt = struct.unpack_from("<II", blob)
+    return RoutedExperts(width, blob[8 : 8 + prompt], blob[8 + prompt :])
 
 
 @lru_cache(4096)

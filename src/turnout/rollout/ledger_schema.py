@@ -60,6 +60,7 @@ MIGRATIONS = (
     CREATE TABLE checkpoints (step INTEGER NOT NULL, incarnation INTEGER NOT NULL, version TEXT NOT NULL,
         at REAL NOT NULL, PRIMARY KEY (step, incarnation)) WITHOUT ROWID;
     """,
+    "ALTER TABLE trajectories ADD COLUMN routed BLOB NOT NULL DEFAULT x''",
 )
 
 

@@ -41,11 +41,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How a prompt is sampled. `deadline_s` bounds one sample from sending to answer; `min_group` is the
-    smallest group that may train when members fail (the size itself: all or nothing). `context`: longest prompt and
-    response together (None: the engine's own limit). `mask_offpolicy`: what another version made before a resume
-    does not train; `mask_kv_mixed`: nor what was made on KV of older weights. `version`: the label of the only
-    weights that may answer (empty: those that the engine has, or newer ones)."""
+    """How a prompt is sampled. `deadline_s` bounds one sample from sending to answer; `min_group` is the smallest
+    group that may train when members fail (the size itself: all or nothing). `context`: longest prompt and response
+    together (None: the engine's own limit). `mask_offpolicy`: what another version made before a resume does not
+    train; `mask_kv_mixed`: nor what was made on KV of older weights. `version`: the label of the only weights that
+    may answer (empty: those that the engine has, or newer ones). `routed`: experts of a mixture are kept."""
 
     samples: int
     params: SamplingParams
@@ -55,6 +55,7 @@ class SamplingPlan:
     mask_offpolicy: bool = False
     mask_kv_mixed: bool = False
     version: str = ""
+    routed: bool = False
 
     def left(self, prompt: int, made: int) -> int:
         """How many tokens a response may still get."""
@@ -304,8 +305,11 @@ class Sampler:
         ids = (*ask.prompt.token_ids, *draft.ids)
         key = f"{plan.version}!" if plan.version else way.engine.version
         routing = ask.session or str(ask.turn)
+        start = (len(ids) - 1 if draft.prompt_routed else 0) if plan.routed else None
         while True:
-            request = GenerateRequest(self._ids(), ids, params, extra_key=key, routing_key=routing)
+            request = GenerateRequest(
+                self._ids(), ids, params, extra_key=key, routing_key=routing, routed_from=start
+            )
             try:
                 return await self._streamed(way, request, draft, wait, end)
             except EngineBusy:
@@ -320,7 +324,7 @@ class Sampler:
         self, way: Way, request: GenerateRequest, draft: Draft, wait: Wait, end: float
     ) -> Finish:
         """Takes over what one request makes; how the response ended, ABORT where it did not."""
-        seam, stops, now = len(draft.ids), request.params.stop, self._clock.now
+        seam, stops, now, stopped = len(draft.ids), request.params.stop, self._clock.now, False
         stream = way.stream(request, max(0.001, end - now()), self._room)
         try:
             async for item in stream:
@@ -330,7 +334,11 @@ class Sampler:
                         prompts, cached = self._later
                         self._later = prompts + item.prompt_tokens, cached + item.cached_tokens
                     wait.on, wait.what = UPDATE, "its version to be committed"
-                    return await self._ended(item.finish, draft, end)
+                    if request.routed_from is not None:
+                        draft.routed(item, request.routed_from, len(request.input_ids) - seam)
+                    return await self._ended(Finish.STOP if stopped else item.finish, draft, end)
+                if stopped:  # the engine does not see where it stops: there is no record then
+                    return await self._ended(Finish.STOP, draft, end)
                 since = len(draft.ids)
                 if since == seam:
                     wait.on = f"engine {way.engine.engine_id}"
@@ -341,7 +349,9 @@ class Sampler:
                         return Finish.ABORT
                 if stops and (stop := self._stopped(stops, draft, seam, since)) is not None:
                     draft.end_at(stop)
-                    return await self._ended(Finish.STOP, draft, end)
+                    stopped = True
+                    if request.routed_from is None:
+                        return await self._ended(Finish.STOP, draft, end)
                 draft.report_due(wait.since)
         finally:
             await stream.aclose()

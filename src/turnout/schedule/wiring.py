@@ -108,6 +108,8 @@ def sglang_launch(config: RunConfig, plan: EnginePlan, model: Path, logs: Path) 
         arguments["max-running-requests"] = config.engine_max_running_requests
     else:
         arguments["base-gpu-id"] = plan.devices[0] if plan.devices else 0
+    if config.use_rollout_routing_replay:
+        arguments["enable-return-routed-experts"] = True
     if plan.worker_type is not WorkerType.REGULAR:
         arguments["disaggregation-mode"] = plan.worker_type.value
     given = {
@@ -265,6 +267,7 @@ def rollout_plan(config: RunConfig) -> SamplingPlan:
         config.rollout_max_context_len,
         config.mask_offpolicy_in_partial_rollout,
         mask_kv_mixed=config.mask_kv_mixed,
+        routed=config.use_rollout_routing_replay,
     )
 
 

@@ -118,6 +118,7 @@ def _sample(
         advantages=(),
         lags=lags(t)[shared:],
         reward=t.reward - lost,
+        routed=t.routed.sequence(len(group.prompt.token_ids)),
     )
 
 

@@ -46,8 +46,9 @@ class StepReport:
     engine's, `mismatch_k3` estimates KL(engine's || trainer's). `importance_*` are the off-policy weights as
     applied, `importance_bounded_share` the tokens whose weight was truncated or masked, `effective_sample_share` in
     (0, 1] is of the weights before that. `rows` counts tokens that went through the model's layers
-    (a shared prompt once). `expert_*` are as in turnout.train.expert_load, 0 without experts. Seconds are of
-    the injected clock. `critic` is None where there is none."""
+    (a shared prompt once). `expert_*` are as in turnout.train.expert_load, 0 without experts;
+    `routing_recorded_share` is of rows times layers, `routing_changed_share` the part of those where the trainer
+    alone had chosen other experts. Seconds are of the injected clock. `critic` is None where there is none."""
 
     step: int = 0
     loss: float = 0.0
@@ -74,6 +75,8 @@ class StepReport:
     importance_bounded_share: float = 0.0
     expert_load_max: float = 0.0
     expert_unused_share: float = 0.0
+    routing_recorded_share: float = 0.0
+    routing_changed_share: float = 0.0
     seconds_forward: float = 0.0
     seconds_backward: float = 0.0
     seconds_optimizer: float = 0.0

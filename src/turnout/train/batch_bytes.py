@@ -1,7 +1,7 @@
 """Samples as bytes, for trainer ranks in other processes and for files: columns in safetensors' form, no pickle.
 
-One array per field of TrainSample holds the values of all samples, `<field>.lengths` those of each; a field that is
-no tuple of numbers is one array of UTF-8 JSON (its sequences are tuples). Promises: `samples_of(bytes_of(samples))
+One array per field of TrainSample holds the values of all samples, `<field>.lengths` those of each (bytes too); any
+other field is one array of UTF-8 JSON (its sequences are tuples). Promises: `samples_of(bytes_of(samples))
 == samples`, for any fields that TrainSample has or gets: int64 and float64 lose nothing of Python's numbers, but an
 integer among floats is a float then.
 """
@@ -49,9 +49,10 @@ def samples_of(data: bytes | memoryview) -> tuple[TrainSample, ...]:
             found = json.loads(columns[name].tobytes())
             rows[name] = [tuple(value) if isinstance(value, list) else value for value in found]
             continue
-        values = columns[name].tolist()
+        column = columns[name]
+        values = column.tobytes() if column.dtype == np.uint8 else tuple(column.tolist())
         ends = accumulate(lengths.tolist(), initial=0)
-        rows[name] = [tuple(values[begin:end]) for begin, end in pairwise(ends)]
+        rows[name] = [values[begin:end] for begin, end in pairwise(ends)]
     return tuple(TrainSample(**{name: row[at] for name, row in rows.items()}) for at in range(count))
 
 
@@ -68,7 +69,9 @@ def _columns(data: bytes | memoryview) -> dict[str, NDArray[Any]]:
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[Any] | None:
-    """All values one after another; None where they are no tuples of numbers."""
+    """All values one after another; None where they are neither bytes nor tuples of numbers."""
+    if all(isinstance(value, bytes) for value in values):
+        return np.frombuffer(b"".join(values), np.uint8)
     if not all(isinstance(value, tuple) for value in values):
         return None
     flat = list(chain.from_iterable(values))

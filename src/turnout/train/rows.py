@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turnout.core.errors import TrainError
+from turnout.core.routed import BYTES
 from turnout.core.types import TrainSample
 from turnout.train.balance import World
 from turnout.train.packing import Block, MicroBatch, SampleShape, Span, attention_blocks
@@ -22,7 +24,8 @@ Floats = NDArray[np.float32]
 @dataclass(frozen=True)
 class Rows:
     """ids and positions are [T], the other arrays [M]. `head_rows` are the rows whose hidden state predicts
-    `targets`; `sample` and `token` say which response token of which sample that is."""
+    `targets`; `sample` and `token` say which response token of which sample that is. `routed`
+    [T, layers x k]: the experts of each row as turnout.core.routed has them, None where no sample has a record."""
 
     ids: Ints
     positions: Ints
@@ -31,6 +34,7 @@ class Rows:
     sample: Ints
     token: Ints
     blocks: tuple[Block, ...]
+    routed: NDArray[np.int16] | None = None
 
 
 def shapes_of(samples: Sequence[TrainSample]) -> list[SampleShape]:
@@ -80,7 +84,39 @@ def rows_of(micro: MicroBatch, samples: Sequence[TrainSample], masked_too: bool)
         sample=np.concatenate([np.full(len(p[3]), p[2], np.int64) for p in parts]),
         token=np.concatenate([p[3] for p in parts]).astype(np.int64),
         blocks=attention_blocks(micro),
+        routed=_routed_of(micro, samples),
     )
+
+
+def _routed_of(micro: MicroBatch, samples: Sequence[TrainSample]) -> NDArray[np.int16] | None:
+    """A shared prompt went through the experts of its first member that has a record. Raises TrainError where rows
+    are not one for each position."""
+    members = [(unit, [(m, samples[m.sample]) for m in unit.members]) for unit in micro.units]
+    widths = {_width(s) for _, inner in members for _, s in inner if s.routed}
+    if not widths:
+        return None
+    if len(widths) > 1:
+        raise TrainError(
+            f"routed experts of different models in one batch: {sorted(widths)} values a position"
+        )
+    (width,) = widths
+    parts: list[NDArray[np.int16]] = []
+    for unit, inner in members:
+        told = [np.frombuffer(s.routed, "<i2").reshape(-1, width) for _, s in inner]
+        first = next((rows for rows in told if len(rows)), None)
+        parts.append(np.full((unit.prompt, width), -1, np.int16) if first is None else first[: unit.prompt])
+        for (member, _), rows in zip(inner, told):
+            own = rows[unit.prompt :] if len(rows) else np.full((member.tail, width), -1, np.int16)
+            parts.append(own)
+    return np.concatenate(parts)
+
+
+def _width(sample: TrainSample) -> int:
+    positions = len(sample.prompt_ids) + len(sample.response_ids) - 1
+    width, rest = divmod(len(sample.routed), BYTES * positions)
+    if rest:
+        raise TrainError(f"{len(sample.routed)} bytes of routed experts for {positions} positions")
+    return width
 
 
 def gather_tokens(rows: Rows, values: Sequence[Sequence[float] | Floats]) -> Floats:

@@ -35,6 +35,7 @@ from turnout.train.losses.weights import token_weights
 from turnout.train.model import DTYPES, CausalModel, DeviceRows
 from turnout.train.packing import MicroBatch
 from turnout.train.products import products
+from turnout.train.replay import RoutingReplay, shares
 from turnout.train.reward_kl import reward_costs, with_costs
 from turnout.train.rows import Floats, Rows, gather_tokens, of_all, plan_of, rows_of, scatter_tokens
 from turnout.train.settings import TrainerSettings
@@ -60,6 +61,7 @@ class Tally:
     optimizer: float = 0.0
     critic: CriticReport | None = None
     experts: Wide = field(default_factory=lambda: np.zeros((0, 0)))  # tokens by layer and expert
+    routed: Wide = field(default_factory=lambda: np.zeros(3))  # as RoutingReplay.take
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class TrainStep:
         self._loss = loss_of(settings.loss)
         self._model = parts.model
         self._optimizer = parts.optimizer
+        self._replay = RoutingReplay(parts.model.module)
         self._load = ExpertLoad(parts.model.module)
         self._reference = parts.reference
         self._world = parts.world
@@ -130,7 +133,7 @@ class TrainStep:
         elif self._policy_trains:
             for part in self._slices(samples, old):
                 self._optimizer_step(part, tally)
-            tally.experts = self._load.take()
+            tally.experts, tally.routed = self._load.take(), self._replay.take()
         self._gather(tally)
         if not self._policy_trains:
             tally.sums = TokenSums(tokens=sum(sum(s.loss_mask) for s in samples))
@@ -153,7 +156,7 @@ class TrainStep:
         tally.sums = TokenSums(*gathered)
         tally.rows, tally.micro_batches = int(total[-2]), int(total[-1])
         if tally.experts.size:
-            tally.experts = self._world.sum(tally.experts)
+            tally.experts, tally.routed = self._world.sum(tally.experts), self._world.sum(tally.routed)
 
     def _check_ess(self, step: int, share: float) -> None:
         """Warns of a train step with few effective samples; raises TrainError after too many in a row."""
@@ -247,7 +250,9 @@ class TrainStep:
         started = self._now()
         rows = rows_of(micro, part.samples, masked_too=False)
         device_rows = DeviceRows.of(rows, self._model.device)
+        self._replay.use(rows.routed, self._model.device)
         logprobs, entropy = self._model.logprobs(device_rows)
+        self._replay.add()
         self._load.add(device_rows.head_rows)
         inputs = self._inputs(part, rows, device_rows)
         loss, sums = self._loss.function(logprobs, entropy, inputs, self.settings.loss)
@@ -291,12 +296,14 @@ class TrainStep:
         kept = [samples[index] for index in filled]
         for micro in self._plan(kept, range(len(kept))):
             rows = rows_of(micro, kept, masked_too=True)
+            if model is self._model:
+                self._replay.use(rows.routed, model.device)
             values = model.logprobs(DeviceRows.of(rows, model.device))[0].cpu().numpy()
             scatter_tokens(rows, values, [out[index] for index in filled])
         return of_all(out, self._world)
 
     def _report(self, batch: TrainBatch, sequences: int, tally: Tally, seconds: float) -> StepReport:
-        sums = tally.sums
+        sums, (recorded, changed) = tally.sums, shares(tally.routed)
         return StepReport(
             step=batch.step,
             loss=float(np.mean(tally.losses)) if tally.losses else 0.0,
@@ -323,6 +330,8 @@ class TrainStep:
             importance_bounded_share=sums.mean("bounded"),
             expert_load_max=load_max(tally.experts),
             expert_unused_share=unused_share(tally.experts),
+            routing_recorded_share=recorded,
+            routing_changed_share=changed,
             seconds_forward=tally.forward,
             seconds_backward=tally.backward,
             seconds_optimizer=tally.optimizer,

@@ -427,7 +427,7 @@ def test_a_newer_schema_is_refused_by_its_number_and_an_older_one_brought_up(
     shutil.copy(tmp_path / "ledger.sqlite", older)
     newer = (*MIGRATIONS, "CREATE TABLE more (x TEXT); ALTER TABLE groups ADD COLUMN extra TEXT;")
     monkeypatch.setattr(ledger_schema, "MIGRATIONS", newer)
-    with pytest.raises(DataError, match=r"schema version 1 of 2 -> resume the run: it migrates"):
+    with pytest.raises(DataError, match=r"schema version 2 of 3 -> resume the run: it migrates"):
         read_database(older)
     migrated = open_database(older)
     assert migrated.connection.execute("SELECT group_id, extra FROM groups").fetchall() == [
@@ -437,7 +437,7 @@ def test_a_newer_schema_is_refused_by_its_number_and_an_older_one_brought_up(
     monkeypatch.undo()
     before = older.read_bytes()
     for opens in (open_database, read_database):
-        with pytest.raises(DataError, match="schema version 2, this Turnout knows 1 -> update"):
+        with pytest.raises(DataError, match="schema version 3, this Turnout knows 2 -> update"):
             opens(older)
     assert older.read_bytes() == before
     broken = (*MIGRATIONS, "CREATE TABLE more (x TEXT); CREATE TABLE groups (y TEXT);")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.scripted_engine import HANG, RESET, Answer, ScriptedEngine
 from tests.unit.rollout.parts import Numbers, QuickClock, prompts
-from turnout.core.errors import EngineBusy, EngineDead, EngineRefused, WeightError
+from turnout.core.errors import DataError, EngineBusy, EngineDead, EngineRefused, WeightError
 from turnout.core.rng import SeedTree
+from turnout.core.routed import RoutedExperts
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.protocol.sglang import GenerateReply, SamplingParams
 from turnout.rollout.draft import Draft, Pace
@@ -183,6 +186,63 @@ def test_rol_02_the_mask_grows_with_the_tokens(masked: bool, mask: tuple[int, ..
         assert made.engines.runs == ((5, "old"), (3, "e0"))
         same = await world.sample(begun(5, V2), mask_offpolicy=masked)
         assert same.loss_mask == (1,) * 10, "what the serving version made is not old"
+
+    on(use)
+
+
+def routed_row(body: Any, count: int, finish: Finish, **meta: Any) -> Any:
+    """A reply with rows of 2 values: position, and 100 more where the request came later."""
+    made, start = len(body["input_ids"]) - len(PROMPT.token_ids), body["routed_experts_start_len"]
+    assert body["return_routed_experts"] is True
+    told = [[at, at + 100 * bool(made)] for at in range(start, len(body["input_ids"]) + count - 1)]
+    text = base64.b64encode(np.array(told, np.int32).tobytes()).decode()
+    reply = row(made, count, finish, routed_experts=text, **meta)
+    reply["meta_info"]["prompt_tokens"] = len(body["input_ids"])
+    return reply
+
+
+def rows_of(made: Trajectory) -> list[list[int]]:
+    return np.frombuffer(made.routed.sequence(4), np.int16).reshape(-1, 2).tolist()
+
+
+def test_the_experts_of_a_resumed_sample_are_joined() -> None:
+    """6 tokens, aborted; the rest from a second request, which is asked for the experts of new tokens only."""
+
+    async def use(world: World) -> None:
+        counts = iter(((6, Finish.ABORT), (4, Finish.LENGTH)))
+        world.engines[0].on_generate = lambda body: routed_row(body, *next(counts))
+        made = await world.sample(routed=True)
+        whole(made)
+        asked = [b["routed_experts_start_len"] for b in world.engines[0].sent("/generate")]
+        assert asked == [0, 9]
+        assert rows_of(made) == [[at, at + 100 * (at >= 9)] for at in range(13)]
+        assert made.cut(3).joined(made.after(3)) == made
+
+    on(use)
+
+
+def test_tokens_of_a_request_that_told_no_experts_have_none() -> None:
+    """Journalled before a kill, or left by an engine that died."""
+
+    async def use(world: World) -> None:
+        world.engines[0].on_generate = lambda body: routed_row(body, 3, Finish.LENGTH)
+        ended = SamplingParams(max_new_tokens=10)
+        made = await world.sample(begun(7), routed=True, params=ended)
+        assert rows_of(made) == [[at, at + 100] for at in range(13)], "the engine computed all of it anew"
+        known = replace(begun(3), routed=RoutedExperts(2, bytes(12), bytes(12)))
+        joined = known.joined(begun(7).after(3))
+        made = await world.sample(joined, routed=True)
+        assert rows_of(made) == [[0, 0]] * 6 + [[-1, -1]] * 4 + [[at, at + 100] for at in range(10, 13)]
+
+    on(use)
+
+
+@pytest.mark.parametrize("told", [None, base64.b64encode(bytes(8)).decode()])
+def test_a_reply_without_the_experts_that_were_asked_for_is_one_error(told: str | None) -> None:
+    async def use(world: World) -> None:
+        world.engines[0].on_generate = lambda _body: row(0, 10, Finish.LENGTH, routed_experts=told)
+        with pytest.raises(DataError, match="--enable-return-routed-experts"):
+            await world.sample(routed=True)
 
     on(use)
 

@@ -27,6 +27,7 @@ SAMPLES = some.builds(
     NUMBERS,
     lags=COUNTS,
     reference=NUMBERS,
+    routed=some.binary(max_size=5),
 )
 
 

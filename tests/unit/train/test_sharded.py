@@ -107,6 +107,14 @@ def test_gradients_equal_one_process_for_any_packing(tmp_path, ranks, world):
             )
 
 
+def recorded_at_random(sample) -> bytes:
+    """Two of four experts for each position but the last, in two layers; the same for a shared prompt."""
+    rng = np.random.default_rng(len(sample.prompt_ids))
+    positions = len(sample.prompt_ids) + len(sample.response_ids) - 1
+    rows = [rng.permutation(4)[:2] for _ in range(2 * positions)]
+    return np.concatenate(rows).astype(np.int16).tobytes()
+
+
 @pytest.mark.parametrize("world", EXPERTS, ids=str)
 def test_gradients_of_experts_on_several_ranks_equal_one_process(tmp_path, ranks, world):
     """Of the experts, which are added over the ranks that hold the same ones only, and of everything before them;
@@ -115,6 +123,8 @@ def test_gradients_of_experts_on_several_ranks_equal_one_process(tmp_path, ranks
     settings = settings_for(folder, max_tokens_per_micro_batch=60, entropy_coef=0.01)
     many = make_samples(seed=4, groups=4, members=4)
     variants = ((settings, many), (replace(settings, gradient_checkpointing=True), many[:1]))
+    routed = [replace(s, routed=recorded_at_random(s)) for s in many]
+    variants += ((replace(settings, gradient_checkpointing=True), routed),)
     cases = [(sharded(variant, world), samples) for variant, samples in variants]
     found = ranks.run(world[0] * world[1], gradients_job, cases)
     for number, (variant, samples) in enumerate(variants):

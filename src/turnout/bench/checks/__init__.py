@@ -17,6 +17,7 @@ from turnout.bench.checks import (
     contents,
     openai,
     pairs,
+    routed,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "pauses",
     "refusals",
     "requests",
+    "routed",
     "sampling",
     "stopping",
     "tensors",

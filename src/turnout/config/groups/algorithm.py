@@ -70,6 +70,11 @@ class AlgorithmOptions(Options):
     )
     use_unbiased_kl: bool = option(False, "Weigh the KL in the loss by the probability ratio.")
     entropy_coef: float = option(0.0, "Weight of the entropy in the loss: a bonus.", ge=0)
+    use_rollout_routing_replay: bool = option(
+        False,
+        "Mixtures of experts: the trainer sends each token through the experts that the engine sampled it with. An "
+        "external SGLang needs --enable-return-routed-experts.",
+    )
     use_opsm: bool = option(
         False,
         "Leave out of the loss what has a negative advantage in a response that moved away from the policy that "
