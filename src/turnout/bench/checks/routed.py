@@ -26,7 +26,7 @@ async def routed_experts_of_every_position(t: Target) -> str:
     prompt comes from the prefix cache, and from where they are asked for."""
     row: dict[str, Any] = json.loads((t.reference.folder / "config.json").read_text())
     experts = next((row[name] for name in EXPERTS if row.get(name)), 0)
-    k, layers = row.get("num_experts_per_tok"), row["num_hidden_layers"]
+    k, layers = int(row.get("num_experts_per_tok", 0)), int(row["num_hidden_layers"])
     prompt = t.prompt(77, 40)
     if not experts:
         answer = await t.ask(prompt, 2, return_routed_experts=True)
