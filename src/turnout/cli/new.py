@@ -24,7 +24,7 @@ def command(argv: list[str]) -> int:
         "--task",
         choices=tuple(SECTIONS),
         default="rl",
-        help="a reward of your own (default); answers to imitate; samples of several turns",
+        help="a reward of your own (default); several turns; a program of OpenAI's client; answers to imitate",
     )
     asked = parser.parse_args(argv)
     folder = Path(os.path.expanduser(asked.folder))  # noqa: PTH111  pathlib's raises for an unknown user

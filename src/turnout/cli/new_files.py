@@ -15,7 +15,7 @@ from turnout.config.run_config import specs
 
 WIDTH = 100
 TRAIN, HELD_OUT = 256, 64
-RUN, REWARD, GENERATE = "run.yaml", "reward.py", "generate.py"
+RUN, REWARD, GENERATE, AGENT = "run.yaml", "reward.py", "generate.py", "agent.py"
 TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "heldout.jsonl"
 
 WHEN: dict[str, str] = {
@@ -30,6 +30,8 @@ WHEN: dict[str, str] = {
     "eval_interval": "Raise it where an evaluation takes long beside so many steps.",
     "custom_rm_path": "Edit the file: what it rewards is what the model learns.",
     "custom_generate_function_path": "Edit the file: a tool, a game, a user; whatever answers the model.",
+    "custom_agent_path": "Edit the file, or name your program's function: it needs the endpoint's address and key.",
+    "rollout_max_context_len": "Raise it for longer conversations; the trainer needs memory for the longest.",
     "rollout_max_turns": "Raise it where your function needs more; it ends one that goes round for ever.",
     "num_rollout": "Raise it for a longer run. One that ended goes no further: begin another from its weights.",
     "rollout_batch_size": "Raise it for a steadier gradient, lower it for faster steps.",
@@ -68,6 +70,11 @@ _TRAFFIC = (
 )
 _SAMPLES = {"num_rollout": "40", "rollout_batch_size": "8", "n_samples_per_prompt": "8"}
 _SIZES = ("How much", _SAMPLES | {"rollout_max_response_len": "20", "rollout_temperature": "1.0"})
+_AGENT_TURNS = {
+    "custom_agent_path": f"{AGENT}:agent",
+    "rollout_max_turns": "4",
+    "rollout_max_context_len": "512",
+}
 _TURNS = {"custom_generate_function_path": f"{GENERATE}:generate", "rollout_max_turns": "4"}
 _SCORED = {"custom_rm_path": f"{REWARD}:reward"}
 
@@ -85,6 +92,15 @@ SECTIONS: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
         _MODEL,
         ("The tasks", _DATA | _EVALUATED),
         ("Turns and reward", _TURNS | _SCORED),
+        ("How much", _SIZES[1] | {"rollout_max_response_len": "128"}),
+        _LEARNING,
+        _TRAFFIC,
+        _KEEPING,
+    ),
+    "agent": (
+        _MODEL,
+        ("The tasks", _DATA | _EVALUATED),
+        ("The agent, which gives the reward", _AGENT_TURNS),
         ("How much", _SIZES[1] | {"rollout_max_response_len": "128"}),
         _LEARNING,
         _TRAFFIC,
@@ -110,6 +126,7 @@ _HEAD = """# {what} (`turnout new --task {task}`). It runs as it is:
 _WHAT = {
     "rl": "Reinforcement learning with a reward of your own",
     "multi-turn": "Reinforcement learning of samples of several turns",
+    "agent": "Reinforcement learning of a program that uses OpenAI's client",
     "sft": "Supervised fine-tuning on answers",
 }
 
@@ -155,6 +172,39 @@ async def generate(episode):
             hint = "too small" if numbers and int(numbers[-1]) < int(episode.prompt.label) else "not right"
             episode.append(f"\\nThat is {hint}. Once more, just the sum: ")
 '''
+_AGENT = '''"""The agent of run.yaml: it asks the model as any program asks OpenAI (pip install openai)."""
+
+import re
+
+from openai import AsyncOpenAI, BadRequestError
+
+TURNS, TURN_TOKENS = 2, 20
+
+
+async def agent(endpoint, row):
+    """A wrong answer gets a hint and a second chance; the reward is 1 at once, 0.5 at the second try, else 0.
+
+    `row` is a line of the data. What the model says through `endpoint` is what trains, to the token; what your
+    program says to it carries no loss. An agent that raises is no 0: the group is dropped, and told.
+    """
+    messages = list(row["prompt"])
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        for number in range(TURNS):
+            try:
+                answer = await client.chat.completions.create(
+                    model=endpoint.model, messages=messages, max_tokens=TURN_TOKENS
+                )
+            except BadRequestError as fault:
+                if fault.code != "context_length_exceeded":
+                    raise
+                break  # no tokens are left
+            message = answer.choices[0].message
+            numbers = re.findall(r"-?[0-9]+", message.content or "")
+            if numbers and numbers[-1] == row["label"]:
+                return 1.0 / (1 + number)
+            messages += [message, {"role": "user", "content": "That is not right. Once more, just the sum."}]
+    return 0.0
+'''
 
 
 def files(task: str) -> dict[str, str]:
@@ -162,9 +212,13 @@ def files(task: str) -> dict[str, str]:
     train, held_out = _sums()
     found = {RUN: run_file(task), TRAIN_FILE: train}
     if task != "sft":
-        found |= {HELD_OUT_FILE: held_out, REWARD: _REWARD}
-    if task == "multi-turn":
-        found[GENERATE] = _GENERATE
+        found[HELD_OUT_FILE] = held_out
+    functions = {
+        "rl": {REWARD: _REWARD},
+        "multi-turn": {REWARD: _REWARD, GENERATE: _GENERATE},
+        "agent": {AGENT: _AGENT},
+    }
+    found |= functions.get(task, {})
     return found
 
 

@@ -29,6 +29,7 @@ def test_the_run_loads_and_its_functions_are_there(task, tmp_path, monkeypatch, 
     for flag, path in (
         ("--custom-rm-path", config.custom_rm_path),
         ("--custom-generate-function-path", config.custom_generate_function_path),
+        ("--custom-agent-path", config.custom_agent_path),
     ):
         if path is not None:
             assert callable(load_function(flag, path))
