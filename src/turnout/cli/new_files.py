@@ -126,7 +126,7 @@ _HEAD = """# {what} (`turnout new --task {task}`). It runs as it is:
 _WHAT = {
     "rl": "Reinforcement learning with a reward of your own",
     "multi-turn": "Reinforcement learning of samples of several turns",
-    "agent": "Reinforcement learning of a program that uses OpenAI's client",
+    "agent": "Reinforcement learning of a program, an agent",
     "sft": "Supervised fine-tuning on answers",
 }
 
