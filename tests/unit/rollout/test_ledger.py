@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from turnout.core.errors import (
     OwnerLost,
 )
 from turnout.core.events import GroupCompleted, GroupCut, GroupRequeued, GroupResumed, GroupTaken
+from turnout.core.routed import RoutedExperts
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
@@ -89,6 +91,16 @@ def test_pieces_of_a_member_are_joined_and_replaced_by_the_whole(tmp_path: Path)
     assert ledger.members(name) == dict(enumerate(whole(0).trajectories))
     assert log.of(GroupCut) == [GroupCut(name, 10)]
     assert log.of(GroupResumed) == [GroupResumed(name, 10, 1)]
+
+
+def test_routed_experts_are_kept_and_pieces_without_have_none(tmp_path: Path) -> None:
+    ledger, name = file_ledger(tmp_path), fresh(0).group_id
+    begun(GroupBook(Log(), ledger), 0)
+    rows = RoutedExperts(3, bytes(range(12)), bytes(range(18)))
+    ledger.journal([Piece(name, 0, 0, replace(part(0, 0, 3), routed=rows)), Piece(name, 0, 3, part(0, 3, 2))])
+    (member,) = ledger.members(name).values()
+    assert member.routed == RoutedExperts(3, rows.prompt, rows.rows + b"\xff" * 12)
+    assert member.cut(3).routed == rows and len(member.routed) == 5
 
 
 def test_a_piece_is_written_once_in_flight_and_without_a_gap() -> None:

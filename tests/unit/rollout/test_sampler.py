@@ -237,6 +237,19 @@ def test_tokens_of_a_request_that_told_no_experts_have_none() -> None:
     on(use)
 
 
+def test_a_stop_string_leaves_the_experts_of_what_is_kept() -> None:
+    """One over a seam, which the engine does not see: found in the tokens, before the reply tells the experts."""
+
+    async def use(world: World) -> None:
+        world.engines[0].on_generate = lambda body: routed_row(body, 8, Finish.LENGTH)
+        params = SamplingParams(max_new_tokens=10, stop=("41 42",))
+        made = await world.sample(begun(2), routed=True, params=params)
+        assert (made.finish, len(made.response_ids)) == (Finish.STOP, 3)
+        assert rows_of(made) == [[at, at + 100] for at in range(6)]
+
+    on(use)
+
+
 @pytest.mark.parametrize("told", [None, base64.b64encode(bytes(8)).decode()])
 def test_a_reply_without_the_experts_that_were_asked_for_is_one_error(told: str | None) -> None:
     async def use(world: World) -> None:
