@@ -139,7 +139,9 @@ def test_another_dtype(site: Site, looked: Any) -> None:
     assert failing(lines) == ["engine dtype"], lines
 
 
-def test_another_mount(site: Site, looked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wgt_20_another_mount(
+    site: Site, looked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same path is another folder on each side: what /proc/self/cwd is depends on who looks."""
     monkeypatch.chdir(tmp_path)
     _, lines = looked(site.urls, "--update-weight-disk-dir", "/proc/self/cwd/shared")

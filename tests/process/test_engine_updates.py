@@ -127,7 +127,9 @@ def served(server):
 
 
 @pytest.mark.parametrize("load_format", [None, "flattened_bucket"])
-def test_what_comes_between_begin_and_end_is_activated_as_a_whole(calm, models, tensors, roots, load_format):
+def test_wgt_07_wgt_08_what_comes_between_begin_and_end_is_activated_as_a_whole(
+    calm, models, tensors, roots, load_format
+):
     first, held = served(calm), segments()
     assert calm.call("/begin_weight_update", {"selector": "all"}) == (
         200,
@@ -484,7 +486,7 @@ def large(tmp_path_factory):
         assert process.stop() == 0
 
 
-def test_released_memory_is_really_free_and_stale_weights_are_not_served(large):
+def test_wgt_22_released_memory_is_really_free_and_stale_weights_are_not_served(large):
     with ThreadPoolExecutor(8) as pool:  # touches most of the cache
         list(pool.map(lambda i: large.generate([3 + i] + [5] * 400, 100), range(32)))
     before, root = parts(large.generate(PROMPT, 8)), served(large)[1]

@@ -30,7 +30,7 @@ def pids(run: Path) -> dict[str, int]:
     [("sync", signal.SIGKILL), ("async", signal.SIGKILL), ("async", signal.SIGSTOP)],
     ids=["sync-killed", "async-killed", "async-stopped"],
 )
-def test_an_engine_comes_again_and_holds_the_current_version(
+def test_rtr_14_an_engine_comes_again_and_holds_the_current_version(
     tmp_path: Path, schedule: str, number: signal.Signals
 ) -> None:
     run, go = tmp_path / "run", tmp_path / "go"
@@ -52,7 +52,7 @@ def test_an_engine_comes_again_and_holds_the_current_version(
     assert "left out" not in err, "an engine that is gone is asked in no update"
 
 
-def test_all_engines_dead_at_once_are_waited_for(tmp_path: Path) -> None:
+def test_rtr_10_all_engines_dead_at_once_are_waited_for(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(
         "train", str(TINY), "--run-dir", str(run), "--schedule", "async", "--num-rollout", "4", *WORDS

@@ -90,7 +90,9 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.mark.parametrize("kind", KIND)
-def test_engines_are_behind_a_router_while_they_hold_a_committed_version(kind: str, tmp_path: Path) -> None:
+def test_rtr_07_rtr_14_engines_are_behind_a_router_while_they_hold_a_committed_version(
+    kind: str, tmp_path: Path
+) -> None:
     async def work() -> None:
         async with world(kind, tmp_path) as made:
             with pytest.raises(WeightError, match="no engines yet"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.serving.test_sglang import awaited, spec
 from turnout.core.errors import ConfigError, EngineDead, EngineError
 from turnout.placement.real import RealClock
+from turnout.serving import sglang_launcher
 from turnout.serving.sglang_launcher import find_sglang, launch_sglang
 
 
@@ -76,3 +78,20 @@ async def test_it_is_served_once_a_token_was_made_and_nothing_is_left_after_stop
     assert (folder / "server.yaml").stat().st_mode & 0o077 == 0
     await engine.stop()
     assert not engine.process.alive and not folder.exists()
+
+
+@awaited
+async def test_rtr_23_a_port_that_was_taken_after_its_choice_is_chosen_anew(tmp_path, monkeypatch):
+    launch = spec(python=fake_python(tmp_path, SERVER), folder=tmp_path, key="sesame")
+    with socket.socket() as somebody:
+        somebody.bind(("127.0.0.1", 0))
+        somebody.listen()
+        taken = somebody.getsockname()[1]
+        ports = iter([taken, taken, sglang_launcher._free_port("127.0.0.1")])
+        monkeypatch.setattr(sglang_launcher, "_free_port", lambda _: next(ports))
+        engine = await launch_sglang(launch, RealClock())
+        await engine.stop()
+        assert engine.client.address.port != taken
+        monkeypatch.setattr(sglang_launcher, "_free_port", lambda _: taken)
+        with pytest.raises(EngineDead, match="Address already in use"):
+            await launch_sglang(launch, RealClock())

@@ -224,7 +224,7 @@ def test_a_failed_broadcast_leaves_the_others_a_group_of_their_own(
     deploy(engines, models, tmp_path, use, transport="group")
 
 
-def test_an_engine_that_dies_before_it_attests_and_starts_again_joins(
+def test_wgt_32_an_engine_that_dies_before_it_attests_and_starts_again_joins(
     engines: list[EngineProcess], models: list[Path], tmp_path: Path
 ) -> None:
     """It is dropped, the version is committed without it; its successor loads that version and attests it."""

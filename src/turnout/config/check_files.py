@@ -19,8 +19,11 @@ _SLICE = re.compile(r"@\[[^\]]*\]$")
 _INPUTS = (
     "--hf-checkpoint",
     "--ref-load",
+    "--critic-load",
     "--prompt-data",
     "--eval-prompt-data",
+    "--eval-baseline-data",
+    "--eval-config",
     "--load-debug-rollout-data",
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -66,8 +69,11 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
     for flag, path in (
         ("--hf-checkpoint", c.hf_checkpoint),
         ("--ref-load", c.ref_load),
-        ("--prompt-data", c.prompt_data),
-        ("--eval-prompt-data", c.eval_prompt_data),
+        ("--critic-load", c.critic_load),
+        ("--prompt-data", _SLICE.sub("", c.prompt_data)),
+        ("--eval-prompt-data", _SLICE.sub("", c.eval_prompt_data or "") or None),
+        ("--eval-baseline-data", _SLICE.sub("", c.eval_baseline_data or "") or None),
+        ("--eval-config", c.eval_config),
         ("--load-debug-rollout-data", c.load_debug_rollout_data),
         ("--run-dir", c.run_dir),
         ("--ledger-dir", c.ledger_dir),
@@ -78,11 +84,18 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
     ):
         if path is None:
             continue
-        place = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
         is_output = flag not in _INPUTS
-        if is_output and place in seen:
-            yield Fault(flag, path, f"the same place as {seen[place]}", "give each output a place of its own")
-        seen.setdefault(place, flag)
+        told = seen.get(_place(path)) or seen.get(_place(path, first=True))
+        if is_output and told:
+            yield Fault(flag, path, f"the same place as {told}", "give each output a place of its own")
+        seen.setdefault(_place(path), flag)
+        seen.setdefault(_place(path, first=True), flag)
+
+
+def _place(path: str, first: bool = False) -> str:
+    """`first`: of the first step, which may also be written without {rollout_id}."""
+    path = path.replace("{rollout_id}", "0") if first else path
+    return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
 
 
 def outputs_are_folders(c: RunConfig) -> Iterator[Fault]:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
+from turnout.placement.route import own_address
 from turnout.weights.buckets import Slot
 from turnout.weights.delta_bucket import Part
 
@@ -60,9 +61,13 @@ class UpdateGroups:
             store = dist.TCPStore(
                 member.host, member.port, member.world_size, False, limit, wait_for_workers=False
             )
-            backend = dist.ProcessGroupGloo(
-                group_store(store, member.name), member.rank, member.world_size, limit
+            gloo = cast("Any", dist.ProcessGroupGloo)  # torch's stubs lack most of it
+            options = gloo._Options()
+            options._timeout, options._devices = (
+                limit,
+                [gloo.create_device(hostname=own_address(member.host))],
             )
+            backend = gloo(group_store(store, member.name), member.rank, member.world_size, options)
         except (RuntimeError, ValueError) as fault:
             where = f"{member.host}:{member.port}"
             raise WeightError(f"group {member.name} at {where} did not come together: {fault}") from fault

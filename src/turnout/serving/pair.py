@@ -54,6 +54,9 @@ class Way:
         port = self.first.bootstrap_port
         if port is None:
             raise self.first.fault(EngineRefused, "rollout", "a prefill engine without a bootstrap port")
+        if self.first.address.loopback and not self.engine.address.loopback:
+            how = f"{self.engine.address.place} takes its KV from {self.first.address.place}, another host there"
+            raise self.first.fault(EngineRefused, "rollout", f"{how}; name it by an address of its network")
         where = Bootstrap(self.first.address.host, port, room())
         return self._split(self.first, but(request, bootstrap=where), deadline_s)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -38,12 +39,15 @@ from turnout.serving.launcher import Engine
 from turnout.serving.sglang_client import SglangClient
 from turnout.weights.stock_checksums import stock_of
 
+log = logging.getLogger(__name__)
 POLL_S = 0.5
 PROBE_S = 25.0  # /health_generate itself waits 20 s for a token
 STOP_GRACE_S = 20.0  # the guard kills at once; this is for a machine under load
 LOG_LINES = 12
 FIND = "import importlib.util as u, sys; sys.exit(u.find_spec('sglang') is None)"
 FIND_DEADLINE_S = 60.0
+TRIES = 3
+TAKEN = "address already in use"
 
 # A CPU without SGLang's compiled kernels: attention in PyTorch, no graphs.
 CPU_ARGUMENTS = {
@@ -153,9 +157,23 @@ def _client(spec: SglangLaunch, port: int, clock: Clock) -> SglangClient:
 
 
 async def serve_sglang(spec: SglangLaunch, host: str, clock: Clock) -> tuple[Process, Told]:
-    """Starts the server on this machine and waits for it; where it listens."""
+    """Starts the server on this machine and waits for it; where it listens. A port that somebody else took between
+    its choice and its use is chosen anew."""
     await find_sglang(spec.python, clock)
-    spec = replace(spec, host=host)
+    for left in reversed(range(TRIES)):
+        try:
+            return await _served(replace(spec, host=host), clock)
+        except EngineDead as fault:
+            if not left or TAKEN not in fault.reason.lower():
+                raise
+            log.warning(
+                "engine %s: its port was taken by somebody else; another one is tried", spec.engine_id
+            )
+    raise AssertionError("the last try returns or raises")
+
+
+async def _served(spec: SglangLaunch, clock: Clock) -> tuple[Process, Told]:
+    host = spec.host
     port, bootstrap = _free_port(host), None
     if spec.arguments.get("disaggregation-mode") == "prefill":
         bootstrap = _free_port(host)

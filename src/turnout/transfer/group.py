@@ -10,21 +10,21 @@ update's deadline.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from turnout.core.address import Address
 from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
+from turnout.placement.route import own_address
 from turnout.placement.tasks import together
 from turnout.serving.client import EngineClient
 from turnout.serving.weights_client import BucketFlags, EngineWeights, Meeting
@@ -79,7 +79,7 @@ class GroupTransport(StreamTransport):
         ranks = [len(part) if part else await engine.ranks() for engine, part in zip(engines, places)]
         world = 1 + sum(ranks)
         limit = timedelta(seconds=deadline_s)
-        host = own_address(engines[0].client.address.host)
+        host = meeting_host([engine.client.address for engine in engines])
         try:
             store = dist.TCPStore(host, 0, world, True, limit, wait_for_workers=False)
         except RuntimeError as fault:
@@ -91,7 +91,7 @@ class GroupTransport(StreamTransport):
             for offset, count in zip(offsets, members_of)
         ]
         joins = [engine.join(meeting, deadline_s) for engine, meeting in zip(engines, meetings)]
-        mine = asyncio.to_thread(_backend, store, name, world, limit)
+        mine = asyncio.to_thread(_backend, store, name, (world, host), limit)
         mine_of = [(offset + place.rank, place) for offset, part in zip(offsets, places) for place in part]
         log.info(
             "group %s: %s", name, f"{len(mine_of)} ranks get their parts" if mine_of else "all get everything"
@@ -166,21 +166,21 @@ def _send_each(backend: Any, parts: Sequence[tuple[int, torch.Tensor]], limit: t
         raise WeightError(f"sending to the ranks failed: {fault}") from fault
 
 
-def own_address(engine_host: str) -> str:
-    """The address of this host that an engine's host reaches, as the route to it shows."""
-    host = engine_host.strip("[]")
-    with contextlib.suppress(OSError):
-        (family, kind, *_, where) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)  # sends nothing
-            return str(probe.getsockname()[0])
-    raise WeightError(f"no route to the engine's host {engine_host}")
+def meeting_host(engines: Sequence[Address]) -> str:
+    """The address of this host that all engines reach: that of the route to one on another host, where there is
+    one, since loopback means another place there."""
+    return own_address(min(engines, key=lambda address: address.loopback).host)
 
 
-def _backend(store: dist.Store, name: str, world: int, limit: timedelta) -> Any:
+def _backend(store: dist.Store, name: str, place: tuple[int, str], limit: timedelta) -> Any:
+    """The trainer's end; `place`: how many meet, and the address at which the others reach this host."""
+    (world, host), gloo = place, cast("Any", dist.ProcessGroupGloo)  # torch's stubs lack most of it
     inner = dist.PrefixStore("cpu/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
+    options = gloo._Options()
+    options._timeout = limit
     try:
-        return dist.ProcessGroupGloo(inner, 0, world, limit)
+        options._devices = [gloo.create_device(hostname=host)]
+        return gloo(inner, 0, world, options)
     except RuntimeError as fault:
         raise WeightError(f"group {name} did not come together: {fault}") from fault
 

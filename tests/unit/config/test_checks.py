@@ -24,6 +24,9 @@ RLOO = ["--advantage-estimator", "rloo"]
 LOADED = ["--load-debug-rollout-data", "quick.yaml"]
 SAVED = ["--num-rollout", "1", "--save-debug-rollout-data", "quick.yaml"]
 
+DELTA = ["--update-weight-mode", "delta"]
+ONE_BATCH = ["--num-rollout", "1", "--save-debug-rollout-data"]
+
 EXTERNAL = ["--rollout-external-engine-addrs", "h:1"]
 RAY_RANKS = ["--cluster", "ray", "--actor-num-gpus-per-node", "2"]
 FOLLOWED = ["--update-weight-transport", "follower", *EXTERNAL]
@@ -473,6 +476,8 @@ REFUSED = [
 ACCEPTED = [
     [*RAY_RANKS, "--actor-num-nodes", "2", "--num-gpus-per-node", "2", "--rollout-num-engines", "9"],
     [*RAY_RANKS, *EXTERNAL],
+    [*EXTERNAL, "--num-gpus-per-node", "1"],
+    [*EXTERNAL, "--num-gpus-per-node", "1", "--debug-rollout-only"],
     ["--cluster", "ray", *STOCK, "--sglang-device", "cpu", "--update-weight-transport", "group"],
     ["--num-gpus-per-node", "1", "--debug-rollout-only"],
     ["--num-gpus-per-node", "1", "--rollout-num-engines", "2", "--load-debug-rollout-data", "quick.yaml"],
@@ -634,6 +639,67 @@ def test_cfg_01_every_layout_schedule_and_transport_with_every_switch(write, sch
         else:
             fault = only(path, words)
             assert switch.replace("_", "-") in fault.where and "--schedule sync" in fault.remedy
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags", "neighbour"),
+    [
+        ([*EXTERNAL, "--sglang-config", "quick.yaml"], ["--sglang-config", "--rollout-external-engine-addrs"],
+         EXTERNAL),
+        ([*DELTA, "--update-weight-transport", "tensor"], ["--update-weight-mode", "--update-weight-transport"],
+         [*DELTA, "--update-weight-transport", "group"]),
+        (["--colocate", "--offload", *DELTA], ["--update-weight-mode", "--offload"],
+         ["--colocate", "--offload-train", *DELTA]),
+        (["--update-weight-encoding", "xor"], ["--update-weight-encoding", "--update-weight-mode"],
+         [*DELTA, "--update-weight-encoding", "xor"]),
+    ],
+    ids=["groups of others", "deltas by handle", "deltas colocated", "encoding"],
+)  # fmt: skip
+def test_cfg_08_each_illegal_pair_names_both_flags_and_two_faults_are_told_at_once(
+    write, argv, flags, neighbour
+):
+    known = load(write(), neighbour)
+    assert known.update_weight_transport == "disk" or known.weight_folder is None
+    lines = [fault.line() for fault in faults_of(write(), argv)]
+    assert any(all(flag in line for flag in flags) for line in lines), lines
+    both = [fault.line() for fault in faults_of(write(), [*argv, "--rollout-temperature", "0"])]
+    assert set(lines) < set(both) and any("--rollout-temperature" in line for line in both)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_cfg_13_rollouts_are_sampled_at_a_temperature_and_evaluation_may_be_greedy(write, value):
+    assert only(write(), ["--rollout-temperature", value]).where == "--rollout-temperature"
+    if value == "0":
+        load(write(), [*EVAL, "--eval-temperature", value])
+    else:
+        assert only(write(), [*EVAL, "--eval-temperature", value]).where == "--eval-temperature"
+
+
+@pytest.mark.parametrize(
+    ("argv", "other"),
+    [
+        (["--save", "out", "--save-hf", "./x/../out"], "--save"),
+        (["--prompt-data", "train.jsonl@[0:1]", *ONE_BATCH, "train.jsonl"], "--prompt-data"),
+        ([*EVAL, "--eval-prompt-data", "held.jsonl@[:1]", *ONE_BATCH, "./held.jsonl"], "--eval-prompt-data"),
+        ([*ONE_BATCH, "quick.yaml", *LOADED], "--load-debug-rollout-data"),
+        (
+            [*ONE_BATCH, "s/0.st", "--load-debug-rollout-data", "s/{rollout_id}.st"],
+            "--load-debug-rollout-data",
+        ),
+        (
+            [*ONE_BATCH, "s/{rollout_id}.st", "--load-debug-rollout-data", "s/0.st"],
+            "--load-debug-rollout-data",
+        ),
+        (["--run-dir", "out", "--save-debug-rollout-data", "out", "--num-rollout", "1"], "--run-dir"),
+        (["--eval-config", "quick.yaml", *ONE_BATCH, "quick.yaml"], "--eval-config"),
+        ([*PPO, "--critic-load", "s", "--save-hf", "s/."], "--critic-load"),
+    ],
+)
+def test_cfg_17_no_output_is_another_ones_place_nor_that_of_an_input(write, folder, argv, other):
+    (folder / "s").mkdir()
+    (folder / "s" / "0.st").write_text("")
+    told = [fault for fault in faults_of(write(), argv) if "the same place" in fault.reason]
+    assert len(told) == 1 and f"the same place as {other}" in told[0].reason
 
 
 def test_checks_go_on_where_other_options_are_faulty(write):

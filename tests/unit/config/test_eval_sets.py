@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,21 @@ def test_met_02_what_neither_says_is_the_runs_option(tmp_path: Path) -> None:
     for bad in ({"temperature": 0, "n_samples_per_eval_prompt": 2}, {"min_new_tokens": 300}):
         with pytest.raises(ConfigError, match="--eval-config: x"):
             sampling(config, EvalDataset(name="x", path="p", **bad))
+
+
+def test_cfg_11_every_key_may_stand_in_the_defaults_and_a_wrong_one_there_is_told(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "n_samples_per_eval_prompt": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_new_tokens": 1,
+        "max_response_len": 9, "stop": ["A"], "stop_token_ids": [3], "input_key": "q", "label_key": "a",
+        "num_prompts": 4, "rm_type": "math",
+    }  # fmt: skip
+    assert {*values, "name", "path", "custom_rm_path"} == set(EvalDataset.model_fields)
+    rows = "datasets: [{name: a, path: p}, {name: b, path: p, rm_type: f1, stop: [B]}]"
+    first, second = read(tmp_path, f"eval: {{defaults: {json.dumps(values)}, {rows}}}")
+    assert first.model_dump(exclude={"name", "path", "custom_rm_path"}) == values
+    assert (second.rm_type, second.stop, second.top_p) == ("f1", ["B"], 0.9)
+    (line, _) = faults(tmp_path, f"eval: {{defaults: {{rm_type: math, top_pp: 0.9}}, {rows}}}")
+    assert "top_pp = 0.9" in line and "known are" in line and "top_p" in line
 
 
 def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:

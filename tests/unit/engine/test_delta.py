@@ -107,7 +107,7 @@ def core_changes(core):
     return {"tie_word_embeddings": core.model.config.tie_word_embeddings}
 
 
-def test_a_version_that_is_held_is_success_without_work(small):
+def test_wgt_04_a_version_that_is_held_is_success_without_work(small):
     core, versions = small
     published = versions.delta(0.05)
     load(core, published)

@@ -193,7 +193,7 @@ def test_an_update_goes_on_when_its_caller_hangs_up():
     asyncio.run(scenario())
 
 
-def test_an_engine_that_is_adopted_ends_what_the_controller_before_had_begun(monkeypatch):
+def test_wgt_23_an_engine_that_is_adopted_ends_what_the_controller_before_had_begun(monkeypatch):
     monkeypatch.setattr(updates, "Staging", lambda _: SimpleNamespace())
 
     async def scenario() -> None:

@@ -183,3 +183,17 @@ def test_what_it_cannot_run_is_said(tmp_path, caplog):
     assert "head dimension 24 is not a multiple of 16" in caplog.text
     with pytest.raises(ModelError, match="head dimension 24"):
         load_model(EngineSettings(folder, runner="fused"))
+
+
+@pytest.mark.parametrize(("row", "base"), [
+    ({"rope_theta": 1e6}, 1e6),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6),
+    ({"rope_theta": 1e4}, 1e4),
+])  # fmt: skip
+def test_cfg_19_the_base_of_the_rotation_is_read_in_either_form_of_a_config(row, base, tmp_path):
+    """Newer ones have it nested, older ones by itself. No option names it, so there is nothing to contradict."""
+    made = make_model(tmp_path / "m", "llama", torch.float32, 5)
+    path = made / "config.json"
+    kept = {k: v for k, v in json.loads(path.read_text()).items() if not k.startswith("rope_")}
+    path.write_text(json.dumps(kept | row))
+    assert AutoModelForCausalLM.from_pretrained(made).config.rope_parameters["rope_theta"] == base

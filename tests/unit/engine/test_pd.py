@@ -129,7 +129,7 @@ def test_an_end_on_either_side_in_each_phase_ends_both_and_returns_all(model, wh
 
 
 @pytest.mark.parametrize("alone", ["prefill", "decode"])
-def test_a_half_whose_other_half_never_comes_ends_at_its_deadline(model, alone):
+def test_rtr_20_a_half_whose_other_half_never_comes_ends_at_its_deadline(model, alone):
     async def scenario() -> None:
         async with pair(model, disaggregation_timeout_s=0.5) as split:
             status, row = await getattr(split, alone).generate(split.body(LONG, 9))
@@ -218,7 +218,7 @@ def test_rooms_are_used_once(model):
     run(scenario())
 
 
-def test_halves_with_different_prompts_layouts_or_tokens_are_refused(model, tmp_path):
+def test_rtr_20_halves_with_different_prompts_layouts_or_tokens_are_refused(model, tmp_path):
     wide = make_model(tmp_path / "wide", head_dim=32)
 
     async def scenario() -> None:

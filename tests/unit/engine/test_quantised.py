@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -106,7 +108,7 @@ def test_what_is_stored_is_a_fresh_quantisation_of_the_export(folders, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_buckets_and_order_do_not_matter(folders, scheme):
+def test_wgt_07_wgt_08_buckets_and_order_do_not_matter(folders, scheme):
     target = folders["qwen3", 1]
     results = []
     for limit, order in ((1, 1), (20_000, -1), (1 << 30, 1)):
@@ -117,6 +119,13 @@ def test_buckets_and_order_do_not_matter(folders, scheme):
                 staging.add(tensor)
         core.activate(Activation(staging.seal(complete=True), "v2", abort_all=False, flush=True))
         results.append((core.attested.root, stored(core)))
+        left_out, *others = read_checkpoint(folders["qwen3", 0])
+        staging = Staging(core.weights)
+        for tensor in others:
+            staging.add(tensor)
+        with pytest.raises(WeightError, match=re.escape(left_out.name)):
+            staging.seal(complete=True)
+        assert stored(core) == results[-1][1]
     assert results[0] == results[1] == results[2]
 
 

@@ -40,7 +40,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("how", "rollout", "expected"), TABLE)
-def test_sizes_of_a_trainer_of_16(how, rollout, expected):
+def test_cfg_07_sizes_of_a_trainer_of_16(how, rollout, expected):
     assert sizes(Wanted(16, (group(rollout),) if rollout else (), **how)) == expected
 
 
@@ -95,7 +95,7 @@ def test_an_engine_of_several_whole_machines():
          "10.0.0.1, 1 of 4 of 10.0.0.2"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_told_with_all_values(wanted, widths, said):
+def test_cfg_02_what_does_not_fit_is_told_with_all_values(wanted, widths, said):
     with pytest.raises(ConfigError, match=said):
         place(wanted, machines(*widths))
 

@@ -160,7 +160,7 @@ def test_dat_07_tools_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     assert not loaded[2].text.startswith("<|bos|>tools")
 
 
-def test_mm_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_04_mm_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
     rows = [
         {"prompt": "<image> a", "images": ["1.png"]},
         {"prompt": "<image> a", "images": None},
@@ -213,7 +213,7 @@ def test_empty_jsonl(tmp_path: Path, tok: HubTokenizer, content: bytes) -> None:
     assert "holds no row" in line
 
 
-def test_empty_jsonl_all_rows_filtered_out(tmp_path: Path, tok: HubTokenizer) -> None:
+def test_dat_04_empty_jsonl_all_rows_filtered_out(tmp_path: Path, tok: HubTokenizer) -> None:
     path = put(tmp_path, "filtered.jsonl", {"prompt": "abc", "label": 1}, {"prompt": "abcde", "label": 1})
     [line] = faults(spec(path, max_prompt_tokens=2), tok)
     assert "all 2 rows have more than 2 tokens; the shortest has 3" in line

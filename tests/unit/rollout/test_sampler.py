@@ -304,7 +304,7 @@ def test_rol_14_a_token_without_log_prob_is_cut_off_and_made_again() -> None:
     on(use)
 
 
-def test_a_dead_engines_tokens_are_kept_and_the_next_one_goes_on() -> None:
+def test_rtr_11_a_dead_engines_tokens_are_kept_and_the_next_one_goes_on() -> None:
     async def use(world: World) -> None:
         first = world.engines[0]
         first.script("/generate", broken(row(0, 2, None), row(0, 6, None)))
@@ -327,7 +327,7 @@ def test_a_dead_engine_that_nobody_fences_is_told_as_dead() -> None:
     on(use)
 
 
-def test_an_update_that_leaves_no_engine_is_waited_for() -> None:
+def test_rtr_10_an_update_that_leaves_no_engine_is_waited_for() -> None:
     async def use(world: World) -> None:
         asked = 0
 

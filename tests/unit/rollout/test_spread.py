@@ -52,7 +52,7 @@ def test_a_large_engine_gets_more_than_a_small_one() -> None:
     assert on == {"e0": 8, "e1": 24}
 
 
-def test_the_next_try_goes_to_another_engine_where_there_is_one() -> None:
+def test_rtr_11_the_next_try_goes_to_another_engine_where_there_is_one() -> None:
     spread, engines = Spread(lambda: 100), clients(3)
     for last in engines:
         assert spread.choose(0, engines, last) is not last
@@ -76,7 +76,7 @@ def test_two_of_many_are_compared_whatever_their_number() -> None:
     assert asked == {engine.engine_id for engine in engines}
 
 
-def test_the_turns_of_a_session_stay_on_their_engine_while_it_may_be_asked() -> None:
+def test_rtr_11_the_turns_of_a_session_stay_on_their_engine_while_it_may_be_asked() -> None:
     spread, engines = Spread(lambda: 100), clients(5, WorkerType.PREFILL)
     with spread.sent(3, "e4", "s"):
         pass

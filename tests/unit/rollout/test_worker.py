@@ -69,10 +69,11 @@ def test_a_group_of_scored_members() -> None:
     assert [label for label, _ in bench.scored] == [5] * 4
 
 
-def test_what_a_request_carries() -> None:
-    _, _, engine = answered({})
+def test_dat_13_what_a_request_carries() -> None:
+    """The very ids that train, and no second way from text to ids."""
+    made, _, engine = answered({})
     sent = engine.sent("/generate")
-    assert [body["input_ids"] for body in sent] == [[5]] * 4
+    assert [body["input_ids"] for body in sent] == [[5]] * 4 == [list(made.prompt.token_ids)] * 4
     assert sorted(body["sampling_params"]["sampling_seed"] for body in sent) == sorted(map(seed_of, range(4)))
     assert len({body["rid"] for body in sent}) == 4
     assert all(len(body["rid"]) == 32 for body in sent)

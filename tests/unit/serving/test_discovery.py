@@ -84,9 +84,15 @@ def test_what_is_no_engine_is_told_with_what_came(answer: Any) -> None:
         ({"encoder_only": True}, "is a encoder worker"),
     ],
 )
-def test_what_keeps_an_engine_out(row: dict[str, Any], why: str) -> None:
+def test_rtr_07_what_keeps_an_engine_out(row: dict[str, Any], why: str) -> None:
     (line,) = faults(info(OURS, **row))
     assert why in line and line.startswith("--rollout-external-engine-addrs = host1:30000: ")
+
+
+def test_rtr_07_what_is_its_owners_business_keeps_no_engine_out() -> None:
+    assert (
+        faults(info(OURS, host="0.0.0.0", port=9, log_level="debug", mem_fraction_static=0.5, nnodes=3)) == []
+    )
 
 
 def test_another_model_is_told_by_type_and_architecture() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.scripted_engine import HANG, Answer, ScriptedEngine, reply
+from turnout.core.address import Address
 from turnout.core.errors import EngineBusy, EngineDead, EngineError, EngineRefused, VersionUnmet
 from turnout.core.types import Finish
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
@@ -65,7 +66,7 @@ def test_both_halves_get_the_same_request_and_decode_answers() -> None:
         (Answer(ending="reset"), EngineDead),
     ],
 )
-def test_a_prefill_half_that_fails_ends_the_other(answer: Answer, fault: type[EngineError]) -> None:
+def test_rtr_20_a_prefill_half_that_fails_ends_the_other(answer: Answer, fault: type[EngineError]) -> None:
     async def work(prefill: ScriptedEngine, decode: ScriptedEngine, way: Way) -> None:
         prefill.script("/generate", answer)
         decode.script("/generate", HANG)
@@ -106,6 +107,16 @@ def test_a_prefill_half_that_hangs_after_the_first_token_is_left() -> None:
         prefill.script("/generate", HANG)
         assert (await items(way))[-1].finish is Finish.LENGTH
         await prefill.until_running(0)
+
+    on_a_pair(work)
+
+
+def test_rtr_04_a_prefill_engine_on_loopback_is_not_named_to_another_host() -> None:
+    async def work(prefill: ScriptedEngine, decode: ScriptedEngine, way: Way) -> None:
+        way.engine.address = Address("10.0.0.2", 30000)
+        with pytest.raises(EngineRefused, match=r"10\.0\.0\.2:30000 takes its KV from 127.*name it"):
+            way.stream(REQUEST, DEADLINE_S)
+        assert not prefill.sent("/generate") and not decode.sent("/generate")
 
     on_a_pair(work)
 

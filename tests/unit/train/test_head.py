@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from turnout.engine.sampler import Draw, sample
+from turnout.protocol.sglang import SamplingParams
 from turnout.train import head
 from turnout.train.head import HeadOptions, chunked_logprobs
 from turnout.train.parameters import GradientSlot
@@ -131,3 +133,14 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made():
     with LargestTensor() as control:
         plain(hidden, weight, targets, 1.0)
     assert control.elements == tokens * words
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0, 2.0])
+def test_cfg_13_the_engine_and_the_trainer_divide_the_logits_by_one_temperature(temperature):
+    logits = torch.tensor([[2.0, 0.0]]).repeat(20, 1)
+    drawn = sample(logits, [Draw(SamplingParams(temperature=temperature), i, i) for i in range(20)])
+    targets, options = torch.tensor(drawn.tokens), HeadOptions(temperature, 4)
+    found, _ = chunked_logprobs(torch.ones(20, 1), torch.tensor([[2.0], [0.0]]), targets, options)
+    assert found.tolist() == pytest.approx(drawn.logprobs, abs=1e-6)
+    exact = torch.log_softmax(torch.tensor([2.0, 0.0]).double() / temperature, -1)
+    assert drawn.logprobs == pytest.approx(exact[targets].tolist(), abs=1e-6)

@@ -309,7 +309,7 @@ def test_wgt_01_one_engine_of_two_fails(
     on(tmp_path, use)
 
 
-def test_an_engine_with_a_request_in_flight_is_not_touched(tmp_path: Path) -> None:
+def test_wgt_28_an_engine_with_a_request_in_flight_is_not_touched(tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
         busy_with_a_request(d.engines[1])
@@ -439,7 +439,9 @@ def test_writing_past_the_deadline_is_never_current_and_the_next_update_waits_fo
     on(tmp_path, use)
 
 
-def test_with_enough_engines_left_the_run_goes_on_and_the_next_update_heals(tmp_path: Path) -> None:
+def test_wgt_23_wgt_32_with_enough_engines_left_the_run_goes_on_and_the_next_update_heals(
+    tmp_path: Path,
+) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
         d.engines[1].script(ACTIVATE, Answer(500, b"boom"))
@@ -502,7 +504,7 @@ def test_a_joiner_waits_for_the_update_under_way_and_loads_what_became_current(t
     on(tmp_path, use)
 
 
-def test_a_joiner_waits_for_the_update_that_follows_a_failed_one_as_well(tmp_path: Path) -> None:
+def test_wgt_32_a_joiner_waits_for_the_update_that_follows_a_failed_one_as_well(tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
         async with ScriptedEngine("e2") as late:
@@ -535,7 +537,7 @@ def test_a_joiner_that_cannot_load_is_not_routable(tmp_path: Path) -> None:
     on(tmp_path, use)
 
 
-def test_an_engine_that_ends_during_an_update_is_fenced_by_its_death(tmp_path: Path) -> None:
+def test_wgt_29_an_engine_that_ends_during_an_update_is_fenced_by_its_death(tmp_path: Path) -> None:
     async def use(d: Deployment) -> None:
         await d.adopt()
         update = d.updater.begin(lambda: model(1), 1, 20.0)
@@ -545,6 +547,22 @@ def test_an_engine_that_ends_during_an_update_is_fenced_by_its_death(tmp_path: P
         version = await update.commit()
         assert d.updater.fleet.fenced == {"e1"} and d.engines[1].root == BASE.root
         assert d.updater.current == version
+
+    on(tmp_path, use, policy=UpdatePolicy(min_engines=1))
+
+
+@pytest.mark.parametrize("answer", [RESET, Answer(500, b"no such call")])
+def test_wgt_29_an_engine_that_ends_by_a_control_call_is_fenced_alone_and_named(
+    answer: Answer, tmp_path: Path
+) -> None:
+    async def use(d: Deployment) -> None:
+        await d.adopt()
+        d.engines[1].script(ACTIVATE, answer)
+        version = await d.update(1)
+        assert d.updater.fleet.fenced == {"e1"} and d.updater.current == version
+        (fenced,) = d.log.of(EngineFenced)
+        assert fenced.engine == "e1" and "engine e1 failed in phase update" in fenced.reason
+        assert ACTIVATE in fenced.reason
 
     on(tmp_path, use, policy=UpdatePolicy(min_engines=1))
 

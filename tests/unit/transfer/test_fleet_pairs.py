@@ -57,7 +57,7 @@ def test_decode_engines_are_asked_with_prefill_engines_of_their_version(fleet: F
     assert asked(fleet) == {"d1": ["p0", "p1"]}
 
 
-def test_without_a_half_no_engine_may_be_asked(fleet: Fleet) -> None:
+def test_rtr_20_without_a_half_no_engine_may_be_asked(fleet: Fleet) -> None:
     fleet.lost("p0", "killed")
     assert asked(fleet) == {"d0": ["p1"], "d1": ["p1"]}
     fleet.lost("p1", "killed")

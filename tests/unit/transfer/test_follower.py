@@ -54,7 +54,7 @@ def test_it_follows_to_the_newest_version(store: Store, tmp_path: Path) -> None:
     assert world.engine.loads == 4  # versions 4 and 5 were skipped for the engine
 
 
-def test_twenty_scripted_kills(tmp_path: Path) -> None:
+def test_wgt_04_twenty_scripted_kills(tmp_path: Path) -> None:
     table = scripted_kills(range(1000, 1020), tmp_path)
     assert table.total() == 20
 

@@ -107,7 +107,7 @@ def test_abandoned_versions_are_told_apart() -> None:
     assert Lineage({0: 0, 1: 11}).newest([old]) == old
 
 
-def test_a_version_that_shows_late_is_waited_for(store: WeightStore) -> None:
+def test_wgt_20_a_version_that_shows_late_is_waited_for(store: WeightStore) -> None:
     """Only the folder's DONE, or the whole folder, comes later."""
     published = store.publish(model(), 1)
     hidden = published.folder.rename(store.root / "hidden")
@@ -120,7 +120,7 @@ def test_a_version_that_shows_late_is_waited_for(store: WeightStore) -> None:
     assert time.waits == 2
 
 
-def test_a_version_that_never_shows_ends_at_the_deadline(store: WeightStore) -> None:
+def test_wgt_20_a_version_that_never_shows_ends_at_the_deadline(store: WeightStore) -> None:
     store.publish(model(), 1)
     time = Time()
     with pytest.raises(VersionIncomplete, match=r"v000004-.* does not show \(looked for 5 s"):

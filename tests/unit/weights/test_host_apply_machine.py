@@ -80,7 +80,7 @@ def test_what_is_promised_is_persisted_first() -> None:
     assert step(STATES[Phase.FETCHING], Fetched())[1] == (Effect.ANNOUNCE, Effect.DROP_LOG, Effect.MOVE_FILES)
 
 
-def test_a_delta_on_another_base_is_illegal() -> None:
+def test_wgt_04_a_delta_on_another_base_is_illegal() -> None:
     with pytest.raises(IllegalTransition):
         step(STATES[Phase.SETTLED], Delta(B, C))
 
