@@ -67,7 +67,7 @@ def test_groups_with_all_values_decided(write):
      ({"rollout_num_gpus": 4}, (4, 4)), ({"rollout_num_gpus_per_engine": 2}, (1, 4)),
      ({"rollout_num_gpus": 4, "rollout_num_gpus_per_engine": 2}, (2, 2))],
 )  # fmt: skip
-def test_engines_without_a_file(given, engines):
+def test_cfg_05_engines_without_a_file(given, engines):
     """Beside a trainer of 8 devices, and on its devices: 0 is a number, and not the same as nothing."""
     required = {"hf_checkpoint": "m", "prompt_data": "p", "actor_num_nodes": 2, "actor_num_gpus_per_node": 4}
     for colocate, count in zip((False, True), engines, strict=True):

@@ -24,10 +24,14 @@ class Clock:
     now = wall
 
 
-EVENTS = [GroupTaken("g1", "p\u2028\u0085\r1", 0), GroupDropped("g1", "a\nb"), StepTrained(0, 1, 64, 1)]
+EVENTS = [
+    GroupTaken("g1", "p\u2028\u2029\u0085\x0b\x1c\r1", 0),
+    GroupDropped("g1", "a\nb"),
+    StepTrained(0, 1, 64, 1),
+]
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_dat_10_what_is_written_is_read(tmp_path):
     path = tmp_path / "events.jsonl"
     with EventLog(path, Clock()) as log:
         for event in EVENTS:

@@ -125,7 +125,7 @@ def test_a_stop_text_of_one_turn_does_not_end_the_next() -> None:
     "limits, ids", [({"new": 7}, (40, 41, 42, 500, 501, 45, 46)), ({"most": 1}, (40, 41, 42, 500, 501)),
                     ({"new": 4}, (40, 41, 42, 500))],
 )  # fmt: skip
-def test_a_sample_ends_by_length_where_tokens_or_turns_are_used_up(limits: Any, ids: Any) -> None:
+def test_rol_05_a_sample_ends_by_length_where_tokens_or_turns_are_used_up(limits: Any, ids: Any) -> None:
     async def use(world: World) -> None:
         async def endless(episode: Episode) -> None:
             while True:

@@ -72,7 +72,7 @@ def test_crlf_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
 
 
 def test_dat_10_seps_jsonl(tmp_path: Path, tok: HubTokenizer) -> None:
-    text = "a\u2028b\u2029\u0085c\x7f"
+    text = "a\u2028b\u2029\u0085c\x7f\x0b\x0c\x1c\x1e"
     path = put(tmp_path, "seps.jsonl", json.dumps({"prompt": text, "label": "x"}, ensure_ascii=False) + "\n")
     [prompt] = load_prompts(spec(path), tok)
     assert prompt.text == text

@@ -21,7 +21,7 @@ from turnout.serving.address import Address, parse_address
         ("localhost:65535", "localhost", 65535, "http://localhost:65535"),
     ],
 )
-def test_round_trip(text: str, host: str, port: int, url: str) -> None:
+def test_rtr_02_round_trip(text: str, host: str, port: int, url: str) -> None:
     address = parse_address(text, "--addr")
     assert (address.host, address.port, address.url) == (host, port, url)
     assert parse_address(address.url, "--addr") == address
@@ -33,7 +33,7 @@ def test_round_trip(text: str, host: str, port: int, url: str) -> None:
      "host:-1", "", "ftp://host:80", "http://host", "http://host:80/path", "http://host:80?x=1",
      "http://user@host:80", "http://host:80#f", "[nonsense]:80"],
 )  # fmt: skip
-def test_what_is_no_address_is_refused_with_advice(text: str) -> None:
+def test_rtr_02_what_is_no_address_is_refused_with_advice(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_address(text, "--addr")
     (fault,) = caught.value.faults

@@ -60,7 +60,7 @@ def test_an_embedded_engine_and_a_stock_one() -> None:
     ],
     ids=["old names, texts", "nested", "parallel_config"],
 )
-def test_other_shapes(row: dict[str, Any]) -> None:
+def test_rtr_05_other_shapes(row: dict[str, Any]) -> None:
     found = info(row)
     assert (found.ranks, found.dtype, faults(found)) == (2, "bfloat16", [])
 
