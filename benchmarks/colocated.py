@@ -8,7 +8,8 @@ of it on a tmpfs; it is read before a call and 1 s after it. `share` is how much
 `growth` is what each holds after the last cycle less what it held after the fifth, without clean pages of files,
 whose share in the PSS moves with other processes that map them. An update by handle is the way of
 `--update-weight-transport tensor`: export, pack into shared memory, read, pack and digest in the engine, activate,
-attest; `copy` is the same bytes copied in memory by this process.
+attest (`prepare` and `commit`); `publish`, the digest of the export before it, is told apart. `copy` is the same
+bytes copied in memory by this process.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ async def measure(cycles: int, threads: int, scratch: Path) -> dict[str, Any]:
         updater = Updater(TensorTransport(store, clock, 512 << 20), [process.client], log, clock)
         await updater.adopt(WeightVersion(0, 0, base), DEADLINE_S)
         engine, ours = EngineWeights(process.client), (Side(), Side())
-        updates: list[float] = []
+        phases: dict[str, list[float]] = {"publish": [], "prepare": [], "commit": []}
         for cycle in range(cycles):
             await _engine_gives(engine, process.process.pid or 0, ours[0])
             _trainer_cycle(trainer, file, ours[1])
@@ -105,11 +106,10 @@ async def measure(cycles: int, threads: int, scratch: Path) -> dict[str, Any]:
             await engine.resume_memory(WEIGHT_TAGS, DEADLINE_S)
             resumed = time.perf_counter()
             update = updater.begin(trainer.export, cycle + 1, DEADLINE_S)
-            await update.publish()
-            sent = time.perf_counter()
-            await update.prepare()
-            await update.commit()
-            updates.append(time.perf_counter() - sent)
+            for phase, seconds in phases.items():
+                started = time.perf_counter()
+                await getattr(update, phase)()
+                seconds.append(time.perf_counter() - started)
             await engine.resume_memory(CACHE_TAGS, DEADLINE_S)
             ours[0].takes_s.append(resumed - began)
             ours[0].after.append(tree_bytes(process.process.pid or 0))
@@ -117,16 +117,19 @@ async def measure(cycles: int, threads: int, scratch: Path) -> dict[str, Any]:
     finally:
         await process.stop()
     weights = sum(tensor.nbytes for tensor in trainer.export())
-    copy = _copy_s(weights)
+    copy, middle = _copy_s(weights), {phase: median(seconds) for phase, seconds in phases.items()}
+    moved = middle["prepare"] + middle["commit"]
     return {
         "cycles": cycles,
         "threads": threads,
         "engine": ours[0].row(),
         "trainer": ours[1].row(),
         "weight_bytes": weights,
-        "seconds_update_by_handle": round(median(updates), 4),
+        "seconds_phases": {phase: round(seconds, 4) for phase, seconds in middle.items()},
+        "seconds_update_by_handle": round(moved, 4),
         "seconds_copy": round(copy, 4),
-        "ratio_update_to_copy": round(copy / median(updates), 3),
+        "ratio_update_to_copy": round(copy / moved, 3),
+        "ratio_with_publish": round(copy / (moved + middle["publish"]), 3),
     }
 
 

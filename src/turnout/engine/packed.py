@@ -18,7 +18,7 @@ from torch import Tensor
 
 from turnout.engine.patches import Patch, Placed, exchange, packed_places, placed
 from turnout.engine.shape import ModelShape
-from turnout.engine.storage import Spec, as_bits
+from turnout.engine.storage import Spec, Written, as_bits
 from turnout.native.loader import library
 from turnout.placement.footprint import drop_pages
 from turnout.weights.changes import Bits
@@ -81,12 +81,15 @@ class PackedStorage:
         """In one piece of memory: as many small ones, taking the pages costs more than filling them."""
         return dict(zip(self._sizes, _aligned(list(self._sizes.values()))))
 
-    def write(self, buffer: Tensor, name: str, bits: Bits) -> None:
+    def write(self, buffer: Tensor, name: str, bits: Bits) -> Written | None:
+        """A matrix is read back while what was packed is in the cache."""
         part = self._parts[name]
         if isinstance(part, Slice):
             np.copyto(as_bits(buffer)[part.start : part.start + part.count], bits)
-        else:
-            self._call("turnout_pack", np.ascontiguousarray(bits).ctypes.data, part, buffer.data_ptr())
+            return None
+        out, bits = np.zeros(3, np.uint64), np.ascontiguousarray(bits)
+        self._call("turnout_pack", bits.ctypes.data, part, buffer.data_ptr(), out.ctypes.data)
+        return Written((int(out[0]), int(out[1])), int(out[2]))
 
     def read(self, buffer: Tensor, name: str) -> Bits:
         part = self._parts[name]
@@ -103,7 +106,7 @@ class PackedStorage:
         part = self._parts[name]
         if isinstance(part, Slice):
             return element_sums(self.read(buffer, name))
-        out = np.zeros(2, np.uint64)
+        out = np.zeros(3, np.uint64)
         self._call("turnout_digest_packed", buffer.data_ptr(), part, out.ctypes.data)
         return int(out[0]), int(out[1])
 
@@ -127,6 +130,9 @@ class PackedStorage:
         return placed(patch, packed_places(positions, part.inputs, part.first, part.step), size)
 
     def swap(self, buffers: dict[str, Tensor]) -> None:
+        if len(buffers) < len(self._live):  # those that stay hold the memory of their whole set
+            for name in buffers:
+                drop_pages(self._live[name].data_ptr(), self._live[name].nbytes)
         self._live.update(buffers)
         self.generation += 1
 
@@ -139,12 +145,12 @@ class PackedStorage:
         return freed
 
     @staticmethod
-    def _call(function: str, source: int, part: Matrix, target: int) -> None:
+    def _call(function: str, source: int, part: Matrix, *targets: int) -> None:
         """A C function of native/products.c or digest.c over one matrix."""
         native = library()
         assert native is not None, "the packed storage is made only where the C files were built"
         numbers = [ctypes.c_int64(n) for n in (part.rows, part.inputs, part.first, part.step)]
-        getattr(native, function)(ctypes.c_void_p(source), *numbers, ctypes.c_void_p(target))
+        getattr(native, function)(ctypes.c_void_p(source), *numbers, *map(ctypes.c_void_p, targets))
 
     def _layout(self, config: Any, shape: ModelShape) -> None:
         hidden, inter = config.hidden_size, config.intermediate_size

@@ -27,6 +27,15 @@ Buffer = Any  # what a storage says it is: a tensor, or a handle on one tensor i
 
 
 @dataclass(frozen=True)
+class Written:
+    """What was read back of a tensor that was just written, in the live dtype: the sums of its digest, and how many
+    of its elements are NaN or infinite."""
+
+    sums: Sums
+    nonfinite: int
+
+
+@dataclass(frozen=True)
 class Spec:
     """Shape and live dtype (safetensors' name, BF16 or F32) of one tensor; `buffer` says which one holds it."""
 
@@ -52,7 +61,10 @@ class Storage(Protocol):
         """All buffers new, for an update of every tensor: a storage may take their memory at once."""
         ...
 
-    def write(self, buffer: Buffer, name: str, bits: Bits) -> None: ...
+    def write(self, buffer: Buffer, name: str, bits: Bits) -> Written | None:
+        """What lies there then, where that comes with it; None: `sums` says it."""
+        ...
+
     def read(self, buffer: Buffer, name: str) -> Bits:
         """The tensor's bits: a view where the layout allows it, else a copy."""
         ...

@@ -111,7 +111,9 @@ class Updates:
             raise WeightError(f"the changes are relative to the root {base_root}; what is held is {held}")
         self._dropped = False
         self.holder = "begin_weight_update"
-        self._session = _Session(Staging(weights) if base_root is None else ChangeStaging(weights))
+        self._session = _Session(
+            Staging(weights, whole=True) if base_root is None else ChangeStaging(weights)
+        )
         self._rearm(self._session)
 
     async def tensors(self, read: Read, flags: Flags) -> Activated | None:

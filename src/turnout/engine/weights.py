@@ -21,11 +21,11 @@ import numpy as np
 
 from turnout.core.errors import WeightError, WeightsUnknown
 from turnout.engine.live_dtypes import EXACT
-from turnout.engine.staged import Measured, Patches, Staged, measure, shown
+from turnout.engine.staged import Measured, Patches, Staged, measure, measured_as, shown
 from turnout.engine.storage import Buffer, Storage
 from turnout.weights.buckets import Slot
 from turnout.weights.checkpoint_io import read_checkpoint
-from turnout.weights.digest import Line, root_digest
+from turnout.weights.digest import Line, Sums, root_digest
 from turnout.weights.manifest import DONE, MANIFEST, load_manifest
 from turnout.weights.tensors import ITEM_BYTES, HostTensor, converted, nonfinite_count
 
@@ -169,6 +169,9 @@ class Staging:
         self._fresh = self._storage.fresh_set() if whole else {}
         self._buffers: dict[str, Buffer] = {}
         self._given: dict[str, str] = {}  # name -> dtype as given
+        self._sums: dict[
+            str, Sums
+        ] = {}  # of tensors that were read back when they were written, as they live
         self._faults: list[str] = []
         self._generation = weights.generation
 
@@ -177,9 +180,6 @@ class Staging:
         if tensor.name.endswith(IGNORED_SUFFIX):
             return
         faults = self._faults_of(tensor.name, tensor.dtype, tensor.shape)
-        bad = nonfinite_count(tensor)
-        if bad:
-            faults.append(f"{tensor.name} has {bad} values that are NaN or infinite")
         if faults:
             self._faults.extend(faults)
             return
@@ -189,8 +189,14 @@ class Staging:
         if twin is not None and not np.array_equal(self._storage.read(buffer, twin), bits):
             self._faults.append(f"{twin} and {tensor.name} are tied in this model and differ in the update")
             return
-        self._storage.write(buffer, tensor.name, bits)
+        written = self._storage.write(buffer, tensor.name, bits)
+        bad = nonfinite_count(tensor) if written is None else written.nonfinite
+        if bad:
+            self._faults.append(f"{tensor.name} has {bad} values that are NaN or infinite")
+            return
         self._given[tensor.name] = tensor.dtype
+        if written is not None:
+            self._sums[tensor.name] = written.sums
 
     def take(self, slots: Sequence[Slot], fill: Fill) -> None:
         """Tensors whose parts come to each process that holds some. `fill` is given the buffers of those that fit,
@@ -249,7 +255,10 @@ class Staging:
         return measured
 
     def _measure(self, name: str, dtype: str) -> Measured:
-        return measure(self._storage, self._buffers[self._storage.specs[name].buffer], name, dtype)
+        spec = self._storage.specs[name]
+        if name in self._sums and dtype == spec.dtype:
+            return measured_as(dtype, spec.shape, self._sums[name])
+        return measure(self._storage, self._buffers[spec.buffer], name, dtype)
 
     def _buffer_of(self, name: str) -> Buffer:
         """The new buffer that holds it, made where there is none yet."""

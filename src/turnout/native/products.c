@@ -10,36 +10,60 @@
 #include "products.h"
 #include "vectors.h"
 
-#define BLOCK (TILE * DEPTH)
-
 /* ---- packing ---- */
 
-/* Matrix [n][k] into blocks first, first + step, ... ; copies every element and zeros the padding. */
-void turnout_pack(const uint16_t *from, int64_t n, int64_t k, int64_t first, int64_t step, uint16_t *to) {
-    int64_t depth = (k + DEPTH - 1) / DEPTH, blocks = (n + TILE - 1) / TILE;
-#pragma omp parallel for schedule(static) if (n * k > 262144)
-    for (int64_t b = 0; b < blocks; b++) {
-        uint16_t *block = to + (first + b * step) * depth * BLOCK;
-        int64_t rows = n - b * TILE < TILE ? n - b * TILE : TILE;
-        if (rows < TILE || k % DEPTH) memset(block, 0, (size_t)(depth * BLOCK) * 2);
-        const uint16_t *rows_of = from + b * TILE * k;
-        for (int64_t i = 0; i + 1 < k; i += 2) /* a pair of inputs of one row at a time: whole lines are written */
-            for (int64_t r = 0; r < rows; r++) memcpy(block + i * TILE + r * 2, rows_of + r * k + i, 4);
-        if (k % 2)
-            for (int64_t r = 0; r < rows; r++) block[(k - 1) * TILE + r * 2] = rows_of[r * k + k - 1];
+/* Eight lines of eight words of 32 bits, transposed; steps are in elements of 16 bits. */
+#ifdef __AVX2__
+INLINE __m256i two_lines(const uint16_t *low, const uint16_t *high) {
+    __m128i first = _mm_loadu_si128((const __m128i *)(const void *)low);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(first), _mm_loadu_si128((const __m128i *)(const void *)high), 1);
+}
+
+INLINE void transpose(const uint16_t *from, int64_t from_step, uint16_t *to, int64_t to_step) {
+    for (int half = 0; half < 2; half++, from += 8, to += 4 * to_step) { /* four words of each line */
+        __m256i line[4], pair[4];
+        for (int r = 0; r < 4; r++) line[r] = two_lines(from + r * from_step, from + (r + 4) * from_step);
+        pair[0] = _mm256_unpacklo_epi32(line[0], line[1]), pair[1] = _mm256_unpackhi_epi32(line[0], line[1]);
+        pair[2] = _mm256_unpacklo_epi32(line[2], line[3]), pair[3] = _mm256_unpackhi_epi32(line[2], line[3]);
+        for (int w = 0; w < 4; w++) {
+            __m256i left = pair[w / 2], right = pair[w / 2 + 2];
+            __m256i word = w % 2 ? _mm256_unpackhi_epi64(left, right) : _mm256_unpacklo_epi64(left, right);
+            _mm256_storeu_si256((__m256i *)(void *)(to + w * to_step), word);
+        }
     }
+}
+#else
+INLINE void transpose(const uint16_t *from, int64_t from_step, uint16_t *to, int64_t to_step) {
+    for (int64_t w = 0; w < 8; w++)
+        for (int64_t r = 0; r < 8; r++) memcpy(to + w * to_step + 2 * r, from + r * from_step + 2 * w, 4);
+}
+#endif
+
+void pack_block(const uint16_t *from, int64_t rows, int64_t k, uint16_t *block) {
+    int64_t i = 0;
+    if (rows < TILE || k % DEPTH) memset(block, 0, (size_t)((k + DEPTH - 1) / DEPTH * BLOCK) * 2);
+    for (; rows == TILE && i + 16 <= k; i += 16)
+        for (int64_t r = 0; r < TILE; r += 8) transpose(from + r * k + i, k, block + i * TILE + r * 2, TILE * 2);
+    for (; i + 1 < k; i += 2) /* a pair of inputs of one row at a time: whole lines are written */
+        for (int64_t r = 0; r < rows; r++) memcpy(block + i * TILE + r * 2, from + r * k + i, 4);
+    if (k % 2)
+        for (int64_t r = 0; r < rows; r++) block[(k - 1) * TILE + r * 2] = from[r * k + k - 1];
+}
+
+void unpack_block(const uint16_t *block, int64_t rows, int64_t k, uint16_t *to, int64_t stride) {
+    int64_t i = 0;
+    for (; rows == TILE && i + 16 <= k; i += 16)
+        for (int64_t r = 0; r < TILE; r += 8) transpose(block + i * TILE + r * 2, TILE * 2, to + r * stride + i, stride);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t at = i; at < k; at++) to[r * stride + at] = block[(at / 2) * (TILE * 2) + r * 2 + at % 2];
 }
 
 void turnout_unpack(const uint16_t *from, int64_t n, int64_t k, int64_t first, int64_t step, uint16_t *to) {
     int64_t depth = (k + DEPTH - 1) / DEPTH, blocks = (n + TILE - 1) / TILE;
 #pragma omp parallel for schedule(static) if (n * k > 262144)
     for (int64_t b = 0; b < blocks; b++) {
-        const uint16_t *block = from + (first + b * step) * depth * BLOCK;
         int64_t rows = n - b * TILE < TILE ? n - b * TILE : TILE;
-        for (int64_t r = 0; r < rows; r++) {
-            uint16_t *row = to + (b * TILE + r) * k;
-            for (int64_t i = 0; i < k; i++) row[i] = block[(i / 2) * (TILE * 2) + r * 2 + i % 2];
-        }
+        unpack_block(from + (first + b * step) * depth * BLOCK, rows, k, to + b * TILE * k, k);
     }
 }
 

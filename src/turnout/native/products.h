@@ -5,7 +5,13 @@
 
 #define TILE 16        /* output columns of one packed block, and rows of one tile */
 #define DEPTH 32       /* inputs of one packed block */
+#define BLOCK (TILE * DEPTH)
 #define BLOCK_ROWS 32  /* rows that a product handles at once; inputs are padded to whole tiles of rows */
+
+/* The blocks of up to TILE rows of k inputs, dense in `from`: all elements, and zeros as padding. */
+void pack_block(const uint16_t *from, int64_t rows, int64_t k, uint16_t *block);
+/* The first k inputs of such blocks, as rows `stride` apart. */
+void unpack_block(const uint16_t *block, int64_t rows, int64_t k, uint16_t *to, int64_t stride);
 
 typedef struct {
     const uint16_t *weights;  /* [blocks][depth_blocks][DEPTH / 2][TILE][2] */

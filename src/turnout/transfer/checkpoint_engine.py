@@ -25,7 +25,7 @@ from turnout.core.ports import Clock
 from turnout.placement.tasks import together
 from turnout.serving.weights_client import EngineWeights
 from turnout.transfer.ipc_messages import IpcSender, Memory, half_bytes, socket_path
-from turnout.transfer.stream import StreamTransport, ahead
+from turnout.transfer.stream import StreamTransport, on_thread
 from turnout.transfer.updater import Export, Ready
 from turnout.weights.store import WeightStore
 from turnout.weights.tensors import HostTensor
@@ -184,7 +184,7 @@ class CheckpointEngineTransport(StreamTransport):
 
     async def _stream(self, export: Export, sessions: Sequence[_Session]) -> None:
         await together(session.do(IpcSender.begin) for session in sessions)
-        async for bucket, _ in ahead(self.cut(export)):
+        async for bucket, _ in on_thread(self.cut(export)):
             await together(session.do(partial(_say, bucket)) for session in sessions)
         await together(session.do(IpcSender.finish) for session in sessions)
 

@@ -22,7 +22,7 @@ from turnout.transfer.delta_base import DeltaBase
 from turnout.transfer.group import GroupTransport
 from turnout.transfer.outcomes import outcomes
 from turnout.transfer.snapshot import Survey
-from turnout.transfer.stream import Bucket
+from turnout.transfer.stream import Bucket, marked
 from turnout.transfer.transport import Export, Ready
 from turnout.weights.delta_bucket import DELTA_BUCKET, Part, cut, nbytes, pack
 from turnout.weights.store import WeightStore
@@ -64,11 +64,11 @@ class DeltaGroupTransport(GroupTransport):
         self.base_root, self._sent = None if whole else root, False
         return await super().prepare(ready, export, engines, deadline_s)
 
-    def cut(self, export: Export) -> Iterator[Bucket]:
+    def cut(self, export: Export) -> Iterator[tuple[Bucket, bool]]:
         if self.base_root is None:
             return super().cut(export)
         changes = (delta.change for delta in self.base.snapshot.changes(export()))
-        return cut(changes, self._bucket_bytes)
+        return marked(cut(changes, self._bucket_bytes))
 
     async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
         self._sent = True

@@ -2,17 +2,17 @@
 
 The form is torch's: a header whose first number counts users, then the data. The count begins so high that no
 living reader removes the segment (torch's manager does so when a reader's process ends): it belongs to its maker.
-Promises: the memory is taken when the segment is
-made (a full /dev/shm is a WeightError, not a crash); `close` removes the name whatever readers do; what a killed
-process left behind goes with the next `sweep` (turnout.placement.shared_memory).
+Promises: the memory is taken when the segment is made (a full /dev/shm is a WeightError, not a crash); `close`, and
+the end of its maker, remove the name whatever readers do; what a killed process left behind goes with the next
+`sweep` (turnout.placement.shared_memory).
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import struct
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class Segment:
             raise WeightError(f"{size} bytes of shared memory in {FOLDER}: {fault}") from fault
         finally:
             os.close(file)
+        self._end = weakref.finalize(self, self._path.unlink, missing_ok=True)
         memory[:4] = struct.pack("=i", USERS)
         self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, size, HEADER_BYTES)
 
@@ -49,8 +50,12 @@ class Segment:
     def handle(self) -> bytes:
         return f"/{self._path.name}".encode()
 
+    @property
+    def named(self) -> bool:
+        """Whether readers still find it."""
+        return self._path.exists()
+
     def close(self) -> None:
         """Removes the name and this process's view; readers that have it open keep their own."""
         self.data = np.empty(0, np.uint8)
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        self._end()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from turnout.core.errors import DeadlineExceeded, EngineError, WeightError
 from turnout.core.ports import Clock
@@ -25,7 +25,8 @@ from turnout.weights.digest import Line, root_digest, tensor_digest
 from turnout.weights.store import WeightStore
 
 DROP_DEADLINE_S = 10.0
-Bucket = Sequence[Any]  # tensors, or changes
+T = TypeVar("T")
+Bucket = Any  # tensors or changes, or where they lie already
 
 
 class StreamTransport:
@@ -42,9 +43,10 @@ class StreamTransport:
         self._unsent: Export | None = None
         self.base_root: str | None = None  # what the update under way is relative to; None: to nothing
 
-    def cut(self, export: Export) -> Iterator[Bucket]:
-        """The buckets of the update under way."""
-        return buckets(export(), self._bucket_bytes)
+    def cut(self, export: Export) -> Iterator[tuple[Bucket, bool]]:
+        """The buckets of the update under way, each with whether it is the last. The next one is asked for when one
+        was sent."""
+        return marked(buckets(export(), self._bucket_bytes))
 
     async def send(self, bucket: Bucket, engines: Sequence[EngineWeights], flags: BucketFlags) -> None:
         """Brings one bucket to all engines; `flags.deadline_s` bounds it. Raises EngineError or WeightError."""
@@ -170,7 +172,7 @@ class StreamTransport:
         await asyncio.gather(*(engine.drop(DROP_DEADLINE_S) for engine in stale))  # what a failure left begun
         await self.open(engines, left())
         await together(engine.begin(left(), self.base_root) for engine in engines)
-        async for bucket, last in ahead(self.cut(export)):
+        async for bucket, last in on_thread(self.cut(export)):
             # the label goes with the last bucket, since a stock SGLang shows it at once
             label, requests = (ready.version.label, self.on_update) if last else (None, None)
             await self.send(bucket, engines, BucketFlags(label, requests, left()))
@@ -188,11 +190,17 @@ async def _culprits(engines: Sequence[EngineClient], fault: Exception) -> dict[s
     return {engine.engine_id: fault for engine in engines}
 
 
-async def ahead(items: Iterator[Bucket]) -> AsyncIterator[tuple[Bucket, bool]]:
-    """Buckets, each with whether it is the last; the next one is made on a thread before one is handed out."""
-    advance: Callable[[], Bucket | None] = lambda: next(items, None)  # noqa: E731 - a thread needs a callable
-    held = await asyncio.to_thread(advance)
+def marked(items: Iterator[T]) -> Iterator[tuple[T, bool]]:
+    """Each with whether it is the last: the next one is made before one is handed out."""
+    held = next(items, None)
     while held is not None:
-        following = await asyncio.to_thread(advance)
+        following = next(items, None)
         yield held, following is None
         held = following
+
+
+async def on_thread(items: Iterator[T]) -> AsyncIterator[T]:
+    """Each made on a thread when it is asked for."""
+    advance: Callable[[], T | None] = lambda: next(items, None)  # noqa: E731 - a thread needs a callable
+    while (made := await asyncio.to_thread(advance)) is not None:
+        yield made

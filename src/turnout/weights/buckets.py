@@ -66,14 +66,19 @@ def buckets(tensors: Iterable[HostTensor], limit_bytes: int) -> Iterator[list[Ho
     held: list[HostTensor] = []
     size = 0
     for tensor in tensors:
-        full = size + tensor.nbytes > limit_bytes or len(held) == TENSORS_MAX
-        if held and (full or size % ITEM_BYTES[tensor.dtype]):
+        if held and closes(len(held), size, tensor, limit_bytes):
             yield held
             held, size = [], 0
         held.append(tensor)
         size += tensor.nbytes
     if held:
         yield held
+
+
+def closes(count: int, size: int, tensor: HostTensor, limit_bytes: int) -> bool:
+    """Whether a bucket of `count` tensors and `size` bytes ends before this one."""
+    full = size + tensor.nbytes > limit_bytes or count == TENSORS_MAX
+    return full or size % ITEM_BYTES[tensor.dtype] != 0
 
 
 def pack(tensors: Sequence[HostTensor], out: NDArray[np.uint8]) -> list[Slot]:

@@ -26,6 +26,7 @@ from turnout.engine.shape import ModelShape
 from turnout.native.loader import library, path_taken
 from turnout.protocol.sglang import SamplingParams
 from turnout.weights.digest import element_sums
+from turnout.weights.tensors import HostTensor, nonfinite_count
 
 pytestmark = pytest.mark.skipif(
     library() is None, reason=f"the fused runner needs the C files; {path_taken()}"
@@ -136,7 +137,7 @@ def test_the_plain_kernel_agrees_with_the_tiles(folder, plain):
         assert [tuple(pair) for pair in made] == generate(folder, "fused")
 
 
-@pytest.mark.parametrize(("rows", "inputs"), [(16, 32), (17, 33), (5, 7), (48, 96), (100, 130)])
+@pytest.mark.parametrize(("rows", "inputs"), [(16, 32), (17, 33), (5, 7), (48, 96), (100, 130), (40, 2101)])
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (1, 2)])
 def test_packing_is_a_permutation_and_its_digest_that_of_the_rows(rows, inputs, first, step):
     native = library()
@@ -146,20 +147,21 @@ def test_packing_is_a_permutation_and_its_digest_that_of_the_rows(rows, inputs, 
     size = (first + blocks(rows) * step) * depth_blocks(inputs) * TILE * DEPTH
     packed, back = np.full(size, 7, np.uint16), np.zeros_like(bits)
 
-    def call(name: str, source, target) -> None:
+    def call(name: str, source, *targets) -> None:
         numbers = [ctypes.c_int64(n) for n in (rows, inputs, first, step)]
-        getattr(native, name)(
-            ctypes.c_void_p(source.ctypes.data), *numbers, ctypes.c_void_p(target.ctypes.data)
-        )
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in targets]
+        getattr(native, name)(ctypes.c_void_p(source.ctypes.data), *numbers, *pointers)
 
-    call("turnout_pack", bits, packed)
+    found = np.zeros(3, np.uint64)
+    call("turnout_pack", bits, packed, found)
     call("turnout_unpack", packed, back)
     assert np.array_equal(back, bits)
     blocks_touched = packed.reshape(-1, depth_blocks(inputs) * TILE * DEPTH)[first::step][: blocks(rows)]
     assert np.array_equal(np.sort(blocks_touched[blocks_touched != 0]), np.sort(bits))  # zeros elsewhere
-    sums = np.zeros(2, np.uint64)
+    sums = np.zeros(3, np.uint64)
     call("turnout_digest_packed", packed, sums)
-    assert (int(sums[0]), int(sums[1])) == element_sums(bits)
+    nonfinite = nonfinite_count(HostTensor("t", "BF16", (bits.size,), bits))
+    assert found.tolist() == sums.tolist() == [*element_sums(bits), nonfinite]
 
 
 def test_tensors_in_one_buffer_do_not_touch_one_another():

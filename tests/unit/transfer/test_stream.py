@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -66,6 +67,8 @@ def on(folder: Path, use: Callable[[Updater, list[Receiver], Log], Awaitable[Non
             updater = Updater(TensorTransport(store, clock, 40), clients, log, clock)
             await updater.adopt(BASE, 20.0)
             await asyncio.wait_for(use(updater, [one, two], log), 30)
+            assert len(segments()) <= 1  # kept for the next update
+            await updater.transport.close()
 
     asyncio.run(main())
     assert segments() == []
@@ -89,6 +92,32 @@ def test_every_bucket_reaches_every_engine_and_the_last_one_names_the_version(tm
             assert [body.get("weight_version") for body in sent] == [None] * (len(sent) - 1) + [version.label]
             assert [body["flush_cache"] for body in sent] == [False] * (len(sent) - 1) + [True]
         assert (await update(updater, 2)).counter == 2
+
+    on(tmp_path, use)
+
+
+def handles(engine: Receiver) -> list[bytes]:
+    """The name of the segment of each bucket that the engine was sent."""
+    found = [base64.b64decode(body["serialized_named_tensors"][0]) for body in engine.sent(TENSOR)]
+    return [re.findall(rb"/turnout_[0-9a-f_]+", content)[0] for content in found]
+
+
+def test_a_segment_is_kept_while_it_fits_and_readers_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(updater: Updater, engines: list[Receiver], _: Log) -> None:
+        await update(updater, 1)
+        (kept,) = segments()
+        (FOLDER / kept).unlink()  # as torch does where a process of its own ends
+        await update(updater, 2)
+        (other,) = segments()
+        before = len(engines[0].sent(TENSOR))
+        await update(updater, 3)
+        assert {name.decode() for name in handles(engines[0])[before:]} == {f"/{other}"}
+        assert other != kept and segments() == [other]
+        monkeypatch.setattr("turnout.transfer.tensor.SEGMENT_BYTES", 1)
+        await update(updater, 4)  # its segment is larger than what may stay
+        assert segments() == [] and updater.current == WeightVersion(0, 4, root_of(model(4)))
 
     on(tmp_path, use)
 
@@ -133,7 +162,7 @@ def test_a_failure_of_one_engine_ends_the_update_for_both_and_leaves_no_segment(
         assert len(log.of(VersionAborted)) == 1
         if path in (BEGIN, TENSOR):
             assert engines[0].sent(END)[-1] == {"abort": True}
-        assert segments() == []
+            assert segments() == []
         assert (await update(updater, 1)).counter == 2  # nothing is wedged
 
     on(tmp_path, use)
