@@ -162,11 +162,13 @@ class LiveWeights:
 
 
 class Staging:
-    """One update while its tensors come in, in any order and any buckets; then `seal`. `whole`: all are to come."""
+    """One update while its tensors come in, in any order and any buckets; then `seal`. `whole`: all are expected to
+    come, so that memory for all is taken with the first."""
 
     def __init__(self, weights: LiveWeights, may_round: bool = False, whole: bool = False) -> None:
         self._weights, self._storage, self._may_round = weights, weights.storage, may_round
-        self._fresh = self._storage.fresh_set() if whole else {}
+        self._whole = whole
+        self._fresh: dict[str, Buffer] = {}
         self._buffers: dict[str, Buffer] = {}
         self._given: dict[str, str] = {}  # name -> dtype as given
         self._sums: dict[
@@ -265,6 +267,8 @@ class Staging:
         key = self._storage.specs[name].buffer
         buffer = self._buffers.get(key)
         if buffer is None:
+            if self._whole and not self._buffers:
+                self._fresh = self._storage.fresh_set()
             buffer = self._fresh.pop(key, None)
             if buffer is None:
                 buffer = self._storage.fresh(key)

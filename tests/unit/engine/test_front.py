@@ -194,7 +194,7 @@ def test_an_update_goes_on_when_its_caller_hangs_up():
 
 
 def test_wgt_23_an_engine_that_is_adopted_ends_what_the_controller_before_had_begun(monkeypatch):
-    monkeypatch.setattr(updates, "Staging", lambda _: SimpleNamespace())
+    monkeypatch.setattr(updates, "Staging", lambda _, whole: SimpleNamespace())
 
     async def scenario() -> None:
         server = Server(cast("ComputeThread", SlowCompute()), Owner(0, linger_s=60.0))

@@ -17,7 +17,7 @@ from turnout.engine.model import load_model
 from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
 from turnout.engine.storage import as_bits
-from turnout.engine.weights import stage_tensors
+from turnout.engine.weights import Staging, stage_tensors
 from turnout.protocol.sglang import SamplingParams
 from turnout.weights.checkpoint_io import copy_assets, read_checkpoint, write_checkpoint
 from turnout.weights.digest import root_digest, root_of
@@ -211,6 +211,23 @@ def test_an_update_of_some_tensors_keeps_the_others(folders, kind):
     assert core.attested.root == root_of(mixed.values()) == root_digest(core.weights.verify())
     with pytest.raises(WeightError, match="no tensor"):
         stage_tensors(core.weights, [])
+
+
+def test_updates_that_were_to_be_whole_and_bring_single_tensors_leave_the_others(folders):
+    """Their buffers lie in one piece of memory with those that never come, and take the place of others' parts."""
+    core = core_on(folders["llama", 0])
+    held = {t.name: t for t in read_checkpoint(folders["llama", 0])}
+    other = {t.name: t for t in read_checkpoint(folders["llama", 1])}
+    for count in (5, 3, 1):
+        staging = Staging(core.weights, whole=True)
+        for name in sorted(other)[::count]:
+            held[name] = other[name]
+            staging.add(other[name])
+        staged = staging.seal(complete=False)
+        assert staged.full == (count == 1)
+        core.activate(Activation(staged, f"v{count}", False, True))
+        assert core.attested.root == root_of(held.values()) == root_digest(core.weights.verify())
+    assert generate(core) == generate(core_on(folders["llama", 1]))
 
 
 def test_a_partial_update_staged_beside_other_weights_is_refused(folders):
