@@ -249,11 +249,20 @@ class Ledger(LedgerReader):
                 (self.incarnation, step),
             )
             found = self._connection.execute(
-                "UPDATE versions SET state = 'abandoned' WHERE state IN ('published', 'committed') "
+                "UPDATE versions SET state = 'abandoned' WHERE state IN ('published', 'committed', 'remade') "
                 "AND incarnation < ? AND (step > ? OR state = 'published') RETURNING label",
                 (self.incarnation, step),
             ).fetchall()
         return sorted(row[0] for row in found)
+
+    def remade_versions(self, step: int, root: str) -> None:
+        """A resume made these weights again, and could not publish them: what abandoned versions of them sampled
+        stands, for later resumes too."""
+        with self.transaction():
+            self._connection.execute(
+                "UPDATE versions SET state = 'remade' WHERE state = 'abandoned' AND step = ? AND root = ?",
+                (step, root),
+            )
 
     def put_checkpoint(self, step: int, version: str) -> None:
         """A checkpoint is complete. Tokens of groups trained before the older of the two newest are forgotten, a

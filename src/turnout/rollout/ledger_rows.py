@@ -85,8 +85,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class VersionRow:
-    """A version and what became of it: published, committed, aborted, abandoned or void. `step` counts train steps
-    done when it was exported."""
+    """A version and what became of it: published, committed, aborted, abandoned, remade (abandoned, and its
+    weights made again without a version of them) or void. `step` counts train steps done when it was exported."""
 
     label: str
     incarnation: int

@@ -167,6 +167,11 @@ class RolloutPool:
         """The trainer has made these weights; a version of them is on its way, and may fail."""
         self._returning.made(steps_done, root)
 
+    def remade(self, steps_done: int, root: str) -> None:
+        """The trainer has made these weights again, of which no version could be published."""
+        self._ports.book.ledger.remade_versions(steps_done, root)
+        self._returning.made(steps_done, root)
+
     def committed(self, steps_done: int, root: str = "") -> None:
         """A version with all train steps before `steps_done` in it is current; `root` is its digest."""
         self._open.committed(steps_done)

@@ -23,8 +23,9 @@ from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger_rows import VersionRow
 from turnout.rollout.staleness import Fate
 
-COMMITTED, ABANDONED, ABORTED = "committed", "abandoned", "aborted"
-MADE = (COMMITTED, ABORTED)  # the trainer had these weights on its way to the checkpoint
+COMMITTED, ABANDONED, ABORTED, REMADE = "committed", "abandoned", "aborted", "remade"
+STANDING = (COMMITTED, REMADE)
+MADE = (*STANDING, ABORTED)  # the trainer had these weights on its way to the checkpoint
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Returning:
         def stands(label: str) -> bool:
             row = self.versions.get(label)
             return (
-                row is not None and (row.step, row.root) in self._made and row.state in (COMMITTED, ABANDONED)
+                row is not None and (row.step, row.root) in self._made and row.state in (*STANDING, ABANDONED)
             )
 
         return frozenset(label for label in labels_of(group) if not stands(label))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from turnout.weights.checkpoint_io import copy_assets, write_checkpoint
 from turnout.weights.tensors import HostTensor
 
 T = TypeVar("T")
+Call = Callable[[str, Callable[[], None]], Awaitable[None]]
 KEPT = 2
 _LEFTOVER = re.compile(r"step_\d{6,}\.tmp-[0-9a-f]+|\.removed-step_\d{6,}.*")
 log = logging.getLogger(__name__)
@@ -146,9 +147,8 @@ class RunCheckpoints:
         final = folder / f"step_{steps_done:06d}"
         self._make_way(final)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in self._files.names(folder):
-            if _LEFTOVER.fullmatch(name):
-                self._files.remove_tree(folder / name)
+        left = [name for name in self._files.names(folder) if _LEFTOVER.fullmatch(name)]
+        await self._remove(left, self._on_trainers)
         staged = folder / f"{final.name}.tmp-{random_id()}"
         staged.mkdir()
         if beside and self._beside is not None:
@@ -160,7 +160,7 @@ class RunCheckpoints:
             await self._trainer.call(
                 "the checkpoint to be saved", lambda _: self._publish(staged, state, self._contents.check)
             )
-        self._complete(state)
+        await self._complete(state, self._on_trainers)
 
     async def _begin(self, thread: SaveThread, staged: Path, state: CheckpointState) -> None:
         """Takes copies of all that the next steps change, and has them written beside those."""
@@ -176,7 +176,7 @@ class RunCheckpoints:
                 await thread.call(
                     "the checkpoint to be saved", lambda: self._publish(staged, state, lambda _: None)
                 )
-            self._complete(state)
+            await self._complete(state, thread.call)
 
         self._under_way = asyncio.ensure_future(work())
 
@@ -193,13 +193,28 @@ class RunCheckpoints:
                 self._files.remove_tree(staged)
             raise
 
-    def _complete(self, state: CheckpointState) -> None:
-        """A checkpoint is there: it is told, and older ones go."""
-        self.saved, folder = state.step, self._plan.folder
+    async def _complete(self, state: CheckpointState, call: Call) -> None:
+        """A checkpoint is there: it is told, and older ones go; where they are large that takes long."""
+        self.saved = state.step
         self._contents.saved(state)
-        names = [name for name in self._files.names(folder) if FOLDER.fullmatch(name)]
-        for name in sorted(names, key=step_of)[:-KEPT]:
-            self._files.remove_tree(folder / name)
+        names = [name for name in self._files.names(self._plan.folder) if FOLDER.fullmatch(name)]
+        older = sorted(names, key=step_of)[:-KEPT]
+        try:
+            await self._remove(older, call)
+        except (OSError, DeadlineExceeded) as fault:  # the next save tries again
+            log.warning("older checkpoints could not be removed: %s", fault)
+
+    async def _on_trainers(self, what: str, work: Callable[[], None]) -> None:
+        """On the trainer's thread, which a save that is waited for has to itself."""
+        await self._trainer.call(what, lambda _: work())
+
+    async def _remove(self, names: Sequence[str], call: Call) -> None:
+        def work() -> None:
+            for name in names:
+                self._files.remove_tree(self._plan.folder / name)
+
+        if names:
+            await call("older checkpoints to be removed", work)
 
     def _publish(self, staged: Path, state: CheckpointState, check: Callable[[Path], None]) -> None:
         write_state(staged, state)

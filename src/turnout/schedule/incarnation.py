@@ -130,7 +130,7 @@ class Incarnation:
             published.expect(base, 0)
             clients, policy = self._engines.updated, wiring.update_policy(config)
             updater = self._updater = Updater(transport, clients, published, self._clock, policy)
-            weights = WeightUpdates(updater, trainer.export, wiring.update_patience(config, self._engines.up))
+            weights = WeightUpdates(updater, trainer, wiring.update_patience(config, self._engines.up))
             models = self._models = await RunModels(
                 config, self._engines, transport, events, self._clock
             ).begun()

@@ -16,7 +16,7 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.types import RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.rollout.ledger_rows import VersionRow
-from turnout.rollout.returning import ABANDONED, COMMITTED, MADE
+from turnout.rollout.returning import ABANDONED, MADE, STANDING
 from turnout.rollout.staleness import NEVER, StalenessPolicy, Verdict, judge, token_lags, trained_lags
 
 
@@ -34,7 +34,7 @@ class LagGate:
         """What a resume knows of versions of earlier incarnations: an abandoned one counts as committed once the
         same weights are made again at its step, and published."""
         for row in versions:
-            self.exported_at[row.label] = row.step if row.state == COMMITTED else None
+            self.exported_at[row.label] = row.step if row.state in STANDING else None
             if row.state == ABANDONED:
                 self.abandoned.setdefault((row.step, row.root), set()).add(row.label)
         for row in versions:
@@ -46,6 +46,14 @@ class LagGate:
         abandoned version do now, since the weights before the batch are the ones that made them."""
         self.exported_at.setdefault(version.label, None)
         self._again(train_step, version.root)
+
+    def awaits(self, train_step: int) -> bool:
+        """Whether tokens of an abandoned version of this step don't count so far."""
+        return any(step == train_step for step, _ in self.abandoned)
+
+    def remade(self, train_step: int, root: str) -> None:
+        """As `published`, of weights of which no version could be published."""
+        self._again(train_step, root)
 
     def committed(self, version: WeightVersion, train_step: int) -> None:
         self.exported_at[version.label] = train_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from turnout.core.errors import TrainerLost, TrainError, TurnoutError
 from turnout.core.ports import Clock
@@ -24,6 +24,7 @@ from turnout.train.backend import StepReport, TrainBackend, make_backend
 from turnout.train.rank_launch import RankPlan, Ranks, start_ranks
 from turnout.train.settings import AdvantageSettings, TrainerSettings
 from turnout.transfer.updater import Update, Updater
+from turnout.weights.digest import root_of
 from turnout.weights.tensors import HostTensor
 
 POLL_S = 0.2
@@ -185,6 +186,10 @@ class TrainerThread:
         """The weights as they are; only between train steps."""
         return self.backend.export()
 
+    async def digest(self) -> str:
+        """The root digest of the weights as they are."""
+        return await self.call("the weights to be digested", lambda trainer: root_of(trainer.export()))
+
     def places(self) -> list[str]:
         """What keeps the trainer: ranks that have not answered for a while; or where its thread is."""
         if self._ranks is None:
@@ -229,13 +234,19 @@ class UpdatePatience:
     recovery_s: float = 0.0
 
 
+class Exporter(Protocol):
+    """The trainer, as far as updates need it."""
+
+    def export(self) -> Iterable[HostTensor]: ...
+
+    async def digest(self) -> str: ...
+
+
 class WeightUpdates:
     """Weights of the loop: the trainer's export on the way through the updater."""
 
-    def __init__(
-        self, updater: Updater, export: Callable[[], Iterable[HostTensor]], patience: UpdatePatience
-    ) -> None:
-        self.updater, self._export, self._patience = updater, export, patience
+    def __init__(self, updater: Updater, trainer: Exporter, patience: UpdatePatience) -> None:
+        self.updater, self._trainer, self._patience = updater, trainer, patience
         self.retries = patience.retries
 
     async def recovered(self) -> None:
@@ -256,5 +267,8 @@ class WeightUpdates:
     def detached(self) -> bool:
         return self.updater.transport.detached
 
+    async def digest(self) -> str:
+        return await self._trainer.digest()
+
     def begin(self, train_step: int) -> Update:
-        return self.updater.begin(self._export, train_step, self._patience.deadline_s)
+        return self.updater.begin(self._trainer.export, train_step, self._patience.deadline_s)

@@ -59,6 +59,10 @@ class PendingUpdate(Protocol):
 class Weights(Protocol):
     def begin(self, train_step: int) -> PendingUpdate: ...
 
+    async def digest(self) -> str:
+        """The root digest of the trainer's weights."""
+        ...
+
     @property
     def follow(self) -> bool:
         """Whether engines come to a version by themselves as soon as it is published."""
@@ -85,6 +89,8 @@ class InFlight(Protocol):
     async def drain(self) -> None: ...
 
     def published(self, steps_done: int, root: str) -> None: ...
+
+    def remade(self, steps_done: int, root: str) -> None: ...
 
     def committed(self, steps_done: int, root: str) -> None: ...
 
@@ -180,11 +186,20 @@ class Updates:
                 await self._tried(steps_done, must)
                 return
             except FAULTS as fault:
+                if not must and self._around.gate.awaits(steps_done):
+                    await self._remade(steps_done)
                 if not must or not left:
                     self._fail(fault, must)
                     return
                 log.warning("after step %d: %s; it is tried again, at most %d times", steps_done, fault, left)
             await self._weights.recovered()
+
+    async def _remade(self, steps_done: int) -> None:
+        """Training goes on from weights that a resume may have made again, and nothing names them: what sampled
+        from them before is told, else it would count as of a version that never became current."""
+        root = await self._weights.digest()
+        self._around.in_flight.remade(steps_done, root)
+        self._around.gate.remade(steps_done, root)
 
     async def _tried(self, steps_done: int, must: bool) -> None:
         self._published = steps_done

@@ -309,7 +309,7 @@ class Controller:
         checkpoints = RunCheckpoints(plan, files, thread, contents)
         weights = WeightUpdates(
             updater,
-            thread.export,
+            thread,
             wiring.update_patience(config, lambda: [e.name for e in world.engines if e.alive]),
         )
         ports = Ports(

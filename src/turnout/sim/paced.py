@@ -133,8 +133,7 @@ class PacedTrainer:
     def export(self) -> list[HostTensor]:
         return weights(self.steps.to_bytes(8, "little"))
 
-    @property
-    def root(self) -> str:
+    async def digest(self) -> str:
         return root_of(self.export())
 
 
@@ -242,7 +241,7 @@ async def run_plane(config: RunConfig, pace: Pace, clients: list[EngineClient], 
             source=source,
             generator=generator,
             trainer=trainer,
-            weights=WeightUpdates(updater, trainer.export, UpdatePatience(config.update_weight_timeout_s)),
+            weights=WeightUpdates(updater, trainer, UpdatePatience(config.update_weight_timeout_s)),
             evaluations=nothing,
             checkpoints=nothing,
             reporter=nothing,
@@ -250,7 +249,7 @@ async def run_plane(config: RunConfig, pace: Pace, clients: list[EngineClient], 
         )
         plane = ControlPlane(config, world, GroupBook(nothing, ledger), pace.steps)
         place.mend(plane)
-        base = WeightVersion(0, 0, trainer.root)
+        base = WeightVersion(0, 0, await trainer.digest())
         await updater.adopt(base, DEADLINE_S)
         began = clock.now()
         await plane.run(base)

@@ -253,6 +253,24 @@ def test_versions_that_a_resume_leaves_behind_are_abandoned(tmp_path: Path) -> N
     assert [v.step for v in resumed.versions()] == [0, 1, 2, 3, 4, 2, 3, 2]
 
 
+def test_a_version_whose_weights_are_made_again_stands_until_a_resume_goes_back_behind_it(
+    tmp_path: Path,
+) -> None:
+    made = [WeightVersion(0, n, f"{n:032x}") for n in range(4)]
+    ledger = file_ledger(tmp_path)
+    for step, version in enumerate(made):
+        ledger.put_version(version, step, "committed")
+    resumed = file_ledger(as_killed(tmp_path, tmp_path / "1"))
+    assert resumed.abandon_versions(1) == [made[2].label, made[3].label]
+    for step, root in ((2, made[2].root), (3, made[2].root)):  # those of step 3 came out otherwise
+        resumed.remade_versions(step, root)
+    states = ["committed", "committed", "remade", "abandoned"]
+    assert [v.state for v in resumed.versions()] == states
+    for step, back in ((2, []), (1, [made[2].label])):
+        again = file_ledger(as_killed(tmp_path / "1", tmp_path / f"behind {step}"))
+        assert again.abandon_versions(step) == back
+
+
 def test_tokens_go_once_two_newer_checkpoints_cover_them_and_rows_stay() -> None:
     ledger = memory_ledger()
     book = GroupBook(Log(), ledger)

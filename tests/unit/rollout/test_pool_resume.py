@@ -104,6 +104,24 @@ def test_the_place_of_a_dropped_group_is_taken_by_one_that_waits() -> None:
     assert steps(world, "other-1", "root-2") == [["1.0", "4.0"], ["5.0", "6.0"]]
 
 
+@pytest.mark.parametrize(("root", "batch"), [("root-1", ["2.0", "3.0"]), ("other-1", ["4.0", "5.0"])])
+def test_a_recorded_batch_stands_although_the_version_before_it_could_not_be_published(
+    root: str, batch: list[str]
+) -> None:
+    world = Resumed("0011", "0011", Fate.DROP, s0=(0, 1), s1=(2, 3))
+
+    async def main() -> list[str]:
+        await world.pool.take(2)
+        world.pool.end_step()
+        world.pool.remade(1, root)
+        world.pool.committed(2, "root-2")
+        got = await world.pool.take(2)
+        await world.pool.close()
+        return [group.group_id[-3:] for group in got.groups]
+
+    assert asyncio.run(main()) == batch
+
+
 def test_masked_tokens_leave_every_batch_as_it_was() -> None:
     world = Resumed("x011", "0011", Fate.MASK, s0=(0, 1), s1=(2, 3))
     assert steps(world, "root-1", "root-2") == [["0.0", "1.0"], ["2.0", "3.0"]]

@@ -75,6 +75,13 @@ def test_weights_made_again_stand_also_where_their_version_is_not_committed() ->
     assert released(returning, 4) == {"a": set()}
 
 
+def test_and_where_an_earlier_resume_made_them_without_a_version() -> None:
+    returning = Returning(
+        [Returned(group("a", (1, "v3")), COMPLETED, 0)], VERSIONS | {"v3": version(3, "remade")}
+    )
+    assert released(returning, 3) == {"a": set()}
+
+
 @pytest.mark.parametrize(("state", "foreign"), [("aborted", set[str]()), ("void", {"v3"})])
 def test_an_update_that_failed_on_the_way_to_the_checkpoint_tells_its_weights(
     state: str, foreign: set[str]

@@ -8,7 +8,7 @@ from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.rollout.ledger_rows import VersionRow
-from turnout.rollout.returning import ABANDONED
+from turnout.rollout.returning import ABANDONED, REMADE
 from turnout.rollout.staleness import Fate, StalenessPolicy
 from turnout.schedule.lag import LagGate
 
@@ -99,6 +99,18 @@ def test_an_abandoned_version_counts_once_its_weights_are_made_again() -> None:
     assert [v.fate for v in made.judge([spanning(6, 9)], 6)] == [Fate.DROP]
     made.published(WeightVersion(1, 10, root), 5)
     assert made.check([spanning(6, 9)], 6) == {"g7": 1}
+
+
+def test_and_where_no_version_of_them_could_be_published_in_later_resumes_too() -> None:
+    made = gate(2)
+    label, root = version(9).label, version(9).root
+    made.restore([VersionRow(label, 0, 9, root, 5, ABANDONED)])
+    assert made.awaits(5) and not made.awaits(4)
+    made.remade(5, root)
+    assert not made.awaits(5)
+    later = gate(2)
+    later.restore([VersionRow(label, 0, 9, root, 5, REMADE)])
+    assert made.check([spanning(6, 9)], 6) == later.check([spanning(6, 9)], 6) == {"g7": 1}
 
 
 def test_with_a_lead_within_the_bound_a_verdict_contradicts_the_schedule() -> None:

@@ -102,10 +102,15 @@ class World:
 
         return Update()
 
+    async def digest(self) -> str:
+        raise AssertionError("no resume, no digest is asked for")
+
     async def drain(self) -> None:
         assert not self.in_flight, "nothing is in flight when a version is put into place"
 
     def published(self, steps_done: int, root: str) -> None: ...
+
+    def remade(self, steps_done: int, root: str) -> None: ...
 
     def committed(self, steps_done: int, root: str) -> None:
         self.notes.append(f"free {steps_done}")

@@ -11,6 +11,8 @@ import pytest
 from turnout.core.errors import InvariantBroken, WeightError
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
+from turnout.rollout.ledger_rows import VersionRow
+from turnout.rollout.returning import ABANDONED
 from turnout.rollout.staleness import StalenessPolicy
 from turnout.schedule.lag import LagGate
 from turnout.schedule.phases import Phases
@@ -35,6 +37,7 @@ class World:
         self.detached, self.fail, self.slow = detached, fail, slow
         self.notes: list[str] = []
         self.made: list[tuple[int, str]] = []
+        self.root: str | None = None
         self.go = asyncio.Event()
         self.gone = asyncio.Event()
         self.extended = 0.0
@@ -72,6 +75,10 @@ class World:
 
         return Update()
 
+    async def digest(self) -> str:
+        assert self.root is not None, "no digest is asked for"
+        return self.root
+
     async def recovered(self) -> None:
         self.fail = self.fail[1:]
         await self.verb("recovered")
@@ -83,6 +90,9 @@ class World:
         await self.verb("evaluations")
 
     def published(self, steps_done: int, root: str) -> None:
+        self.made.append((steps_done, root))
+
+    def remade(self, steps_done: int, root: str) -> None:
         self.made.append((steps_done, root))
 
     def committed(self, steps_done: int, root: str) -> None:
@@ -317,3 +327,25 @@ def test_nothing_is_current_before_a_base_is_adopted() -> None:
     updates = Updates(world, SYNC, Around(world, world, LagGate(0), Phases(clock), clock))
     with pytest.raises(InvariantBroken, match="base version"):
         _ = updates.current
+
+
+@pytest.mark.parametrize(("step", "root", "counts"), [(1, "made", 1), (1, "other", None), (2, "made", None)])
+def test_weights_that_a_resume_makes_again_are_told_although_nothing_could_be_published(
+    step: int, root: str, counts: int | None
+) -> None:
+    """Found by seed 9: a disk was full, and the batch that was recorded after it was sampled anew."""
+    world = World(fail=("publish 1",))
+    world.root = "made" if step == 1 else None  # nothing of this step is waited for: nothing is digested
+    gate = LagGate(StalenessPolicy(9))
+    gate.restore([VersionRow("v9", 0, 9, root, step, ABANDONED)])
+
+    async def main() -> None:
+        clock = RealClock()
+        updates = Updates(world, ASYNC, Around(world, world, gate, Phases(clock), clock))
+        updates.adopt(BASE, 0)
+        await updates.publish(1, last=False)
+        assert isinstance(updates.failure, WeightError)
+
+    asyncio.run(main())
+    assert world.made == ([(1, "made")] if step == 1 else [])
+    assert gate.exported_at["v9"] == counts
