@@ -133,8 +133,12 @@ class PacedTrainer:
     def export(self) -> list[HostTensor]:
         return weights(self.steps.to_bytes(8, "little"))
 
-    async def digest(self) -> str:
+    @property
+    def root(self) -> str:
         return root_of(self.export())
+
+    async def digest(self) -> str:
+        return self.root
 
 
 class NamedVersions(VirtualTransport):
@@ -249,7 +253,7 @@ async def run_plane(config: RunConfig, pace: Pace, clients: list[EngineClient], 
         )
         plane = ControlPlane(config, world, GroupBook(nothing, ledger), pace.steps)
         place.mend(plane)
-        base = WeightVersion(0, 0, await trainer.digest())
+        base = WeightVersion(0, 0, trainer.root)
         await updater.adopt(base, DEADLINE_S)
         began = clock.now()
         await plane.run(base)
