@@ -75,6 +75,9 @@ class Elsewhere:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
+    def kill(self) -> None:
+        """It is not ours to end."""
+
     async def stop(self, grace_s: float) -> None:
         """Leaves it alone."""
 

@@ -57,8 +57,8 @@ class WeightOptions(Options):
     )
     update_weight_buffer_size: int = option(
         512 * 2**20,
-        "Largest file or bucket of a version, and what sending one holds at a time; a larger tensor gets one of "
-        "its own.",
+        "Largest file or bucket of a version, and what sending one holds at a time (by tensor at most 64 MB); a "
+        "larger tensor gets one of its own.",
         unit="bytes",
         ge=2**20,
     )
