@@ -119,6 +119,12 @@ def halves_are_whole(c: RunConfig) -> Iterator[Fault]:
             yield Fault(place, "", "has no engines", "add a group, or leave the model out")
 
 
+def replay_is_told(c: RunConfig) -> Iterator[Fault]:
+    if c.use_rollout_routing_replay and c.in_halves:
+        reason = "halves of a pair do not tell which experts they took"
+        yield Fault("--use-rollout-routing-replay", "true", reason, "use groups of worker_type regular")
+
+
 def one_model_learns(c: RunConfig) -> Iterator[Fault]:
     """A run trains one model, which is that of --hf-checkpoint."""
     if c.sglang_config is None:
@@ -323,6 +329,7 @@ TOPOLOGY_CHECKS: tuple[Rule, ...] = (
     sums_agree,
     engines_are_whole,
     halves_are_whole,
+    replay_is_told,
     one_model_learns,
     overrides_are_known,
     halves_run,

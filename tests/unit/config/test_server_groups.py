@@ -130,6 +130,7 @@ MISTAKES = [
     (TWO.replace("65536", "128"), [], "group 2 (regular): --engine-max-total-tokens = 128: one request of up to"),
     (TWO.replace("max-total-tokens: 65536", "quantization: int8"), [], "several ranks -> use one rank per engine"),
     (TWO, ["--rollout-num-engines", "2"], "--rollout-num-engines = 2: --sglang-config says which engines"),
+    (PD, ["--use-rollout-routing-replay"], "--use-rollout-routing-replay = true: halves of a pair do not tell"),
     (PD.replace(", num_gpus_per_engine: 2", ""), ["--min-engines", "1"],
      "--min-engines = 1: half of a pair answers nothing"),
     (PD, ["--schedule", "async", "--router", "smg", "--max-engine-lag", "1"],
