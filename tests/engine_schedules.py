@@ -24,6 +24,7 @@ from turnout.engine import memory as memory_module
 from turnout.engine.core import PAUSE_MODES, Activation, EngineCore
 from turnout.engine.memory import TAGS, WEIGHTS
 from turnout.engine.request_machine import TABLE, Event, Request, State
+from turnout.engine.routed import RoutedPages
 from turnout.engine.settings import EngineSettings
 from turnout.engine.step import StepInput, StepOutput
 from turnout.protocol.sglang import SamplingParams
@@ -77,6 +78,7 @@ class FakeRunner:
 
     def __init__(self, _model: object, settings: EngineSettings) -> None:
         self.storage, self.world = None, World.making
+        self.routed = RoutedPages(None, None, settings.pages, settings.page_tokens)
         self.table = [[-1] * 64 for _ in range(settings.max_running_requests)]
         self.digests = [[0] * PAGE for _ in range(settings.pages)]
         self.epochs = [[-1] * PAGE for _ in range(settings.pages)]
