@@ -70,9 +70,9 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
         ("--hf-checkpoint", c.hf_checkpoint),
         ("--ref-load", c.ref_load),
         ("--critic-load", c.critic_load),
-        ("--prompt-data", _SLICE.sub("", c.prompt_data)),
-        ("--eval-prompt-data", _SLICE.sub("", c.eval_prompt_data or "") or None),
-        ("--eval-baseline-data", _SLICE.sub("", c.eval_baseline_data or "") or None),
+        ("--prompt-data", _whole(c.prompt_data)),
+        ("--eval-prompt-data", _whole(c.eval_prompt_data)),
+        ("--eval-baseline-data", _whole(c.eval_baseline_data)),
         ("--eval-config", c.eval_config),
         ("--load-debug-rollout-data", c.load_debug_rollout_data),
         ("--run-dir", c.run_dir),
@@ -84,18 +84,23 @@ def outputs_differ(c: RunConfig) -> Iterator[Fault]:
     ):
         if path is None:
             continue
-        is_output = flag not in _INPUTS
-        told = seen.get(_place(path)) or seen.get(_place(path, first=True))
-        if is_output and told:
+        places = _places(path)
+        told = next((seen[place] for place in places if place in seen), None)
+        if flag not in _INPUTS and told is not None:
             yield Fault(flag, path, f"the same place as {told}", "give each output a place of its own")
-        seen.setdefault(_place(path), flag)
-        seen.setdefault(_place(path, first=True), flag)
+        for place in places:
+            seen.setdefault(place, flag)
 
 
-def _place(path: str, first: bool = False) -> str:
-    """`first`: of the first step, which may also be written without {rollout_id}."""
-    path = path.replace("{rollout_id}", "0") if first else path
-    return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
+def _whole(data: str | None) -> str | None:
+    """The file of a data option, which may name a part of it."""
+    return None if data is None else _SLICE.sub("", data)
+
+
+def _places(path: str) -> tuple[str, ...]:
+    """The path, and that of the first step, which may also be written without {rollout_id}."""
+    spellings = (path, path.replace("{rollout_id}", "0"))
+    return tuple(os.path.realpath(os.path.expanduser(one)) for one in spellings)  # noqa: PTH111
 
 
 def outputs_are_folders(c: RunConfig) -> Iterator[Fault]:

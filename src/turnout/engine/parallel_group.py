@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import FileStore, ProcessGroupGloo
+from torch.distributed import FileStore
+
+from turnout.engine.gloo import gloo_end
 
 LOOPBACK = "127.0.0.1"  # all ranks are processes of one machine
 
@@ -25,11 +26,8 @@ class Group:
     def __init__(self, store: Path, rank: int, size: int, deadline_s: float) -> None:
         """Meets the other ranks through the file `store`; raises RuntimeError where they do not come in time."""
         self.rank, self.size = rank, size
-        gloo: Any = ProcessGroupGloo  # torch's stubs lack most of it
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=LOOPBACK)]
-        options._timeout = datetime.timedelta(seconds=deadline_s)
-        self._group = gloo(FileStore(str(store), size), rank, size, options)
+        limit = datetime.timedelta(seconds=deadline_s)
+        self._group = gloo_end(FileStore(str(store), size), (rank, size), LOOPBACK, limit)
         if float(self.add(torch.ones(1))) != size:
             raise RuntimeError("the first sum over the ranks was wrong")
 

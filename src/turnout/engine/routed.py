@@ -15,22 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from turnout.core.routed import routers
 from turnout.engine.request_machine import Chunk
-
-ROUTER = ".mlp.gate"
 
 
 class RoutedPages:
     """Rows int16 [pages * page_tokens, layers, k] of a model; none where `module` is None or has no experts."""
 
     def __init__(self, module: nn.Module | None, config: Any, pages: int, page_tokens: int) -> None:
-        named = [] if module is None else module.named_modules()
-        routers = [(name, part) for name, part in named if name.endswith(ROUTER)]
+        found = [] if module is None else routers(module.named_modules())
         self._step: dict[int, Tensor] = {}
-        for name, router in routers:
-            router.register_forward_hook(self._keep(int(name.removesuffix(ROUTER).rpartition(".")[2])))
-        shape = (config.num_hidden_layers, config.num_experts_per_tok) if routers else (0, 0)
-        self._rows: NDArray[np.int16] = np.zeros((pages * page_tokens if routers else 0, *shape), np.int16)
+        for layer, router in found:
+            router.register_forward_hook(self._keep(layer))
+        shape = (config.num_hidden_layers, config.num_experts_per_tok) if found else (0, 0)
+        self._rows: NDArray[np.int16] = np.zeros((pages * page_tokens if found else 0, *shape), np.int16)
         self._page_tokens = page_tokens
         self._row_bytes = self._rows.itemsize * shape[0] * shape[1]
 

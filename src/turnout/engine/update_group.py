@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from turnout.core.errors import WeightError
+from turnout.engine.gloo import gloo_end, group_store
 from turnout.placement.route import own_address
 from turnout.weights.buckets import Slot
 from turnout.weights.delta_bucket import Part
@@ -61,13 +62,8 @@ class UpdateGroups:
             store = dist.TCPStore(
                 member.host, member.port, member.world_size, False, limit, wait_for_workers=False
             )
-            gloo = cast("Any", dist.ProcessGroupGloo)  # torch's stubs lack most of it
-            options = gloo._Options()
-            options._timeout, options._devices = (
-                limit,
-                [gloo.create_device(hostname=own_address(member.host))],
-            )
-            backend = gloo(group_store(store, member.name), member.rank, member.world_size, options)
+            place, host = (member.rank, member.world_size), own_address(member.host)
+            backend = gloo_end(group_store(store, member.name), place, host, limit)
         except (RuntimeError, ValueError) as fault:
             where = f"{member.host}:{member.port}"
             raise WeightError(f"group {member.name} at {where} did not come together: {fault}") from fault
@@ -124,8 +120,3 @@ class UpdateGroups:
             raise WeightError(
                 f"nothing came through group {name} ({fault}); the group is destroyed, the weights are as before"
             ) from fault
-
-
-def group_store(store: dist.Store, name: str) -> dist.Store:
-    """The part of a store under which the ranks of a Gloo group look for one another."""
-    return dist.PrefixStore("cpu/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))

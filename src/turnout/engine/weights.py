@@ -171,9 +171,8 @@ class Staging:
         self._fresh: dict[str, Buffer] = {}
         self._buffers: dict[str, Buffer] = {}
         self._given: dict[str, str] = {}  # name -> dtype as given
-        self._sums: dict[
-            str, Sums
-        ] = {}  # of tensors that were read back when they were written, as they live
+        # of tensors that were read back when they were written, as they live
+        self._sums: dict[str, Sums] = {}
         self._faults: list[str] = []
         self._generation = weights.generation
 

@@ -190,7 +190,7 @@ def parse_reply(row: Any, asked: int) -> GenerateReply:
 
 def routed_rows(told: str | None) -> bytes:
     """SGLang's `routed_experts` (base64 of int32 [positions, layers, experts of a token]) as int16."""
-    return np.frombuffer(base64.b64decode(told or ""), "<i4").astype("<i2").tobytes()
+    return np.frombuffer(base64.b64decode(told), "<i4").astype("<i2").tobytes() if told else b""
 
 
 def routed_text(rows: bytes) -> str:

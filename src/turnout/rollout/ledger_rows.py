@@ -160,8 +160,9 @@ def _part(tokens: bytes, rest: Sequence[Any]) -> Trajectory:
 
 
 def _routed_bytes(routed: RoutedExperts) -> bytes:
-    head = struct.pack("<II", routed.width, len(routed.prompt))
-    return head + routed.prompt + routed.rows if routed.width else b""
+    if not routed.width:
+        return b""
+    return struct.pack("<II", routed.width, len(routed.prompt)) + routed.prompt + routed.rows
 
 
 def _routed(blob: bytes) -> RoutedExperts:

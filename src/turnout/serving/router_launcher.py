@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from turnout.placement.processes import ChildProcess, child_environment
 from turnout.placement.tasks import first
 from turnout.serving.access import OPEN, Access
 from turnout.serving.address import Address
+from turnout.serving.ports import on_a_free_port
 from turnout.serving.router_client import RouterClient
 
 MODULES = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}
@@ -34,7 +36,6 @@ START_DEADLINE_S = 30.0
 HELP_DEADLINE_S = 60.0
 POLL_S = 0.05
 STOP_GRACE_S = 5.0
-TRIES = 3
 TAKEN = "Address already in use"
 
 
@@ -152,13 +153,7 @@ def router_words(spec: RouterLaunch, port: int, metrics_port: int) -> list[str]:
 async def launch_router(spec: RouterLaunch, clock: Clock, access: Access = OPEN) -> Router:
     """Starts it; `access` is what engines ask of requests. Raises EngineDead or EngineError, with nothing left
     running, where it does not answer."""
-    for left in reversed(range(TRIES)):
-        try:
-            return await _launched(spec, clock, access)
-        except EngineDead as fault:
-            if TAKEN not in fault.reason or not left:
-                raise
-    raise AssertionError("the last try returns or raises")
+    return await on_a_free_port(partial(_launched, spec, clock, access), lambda reason: TAKEN in reason)
 
 
 async def _launched(spec: RouterLaunch, clock: Clock, access: Access) -> Router:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import socket
 import sys
@@ -36,17 +35,16 @@ from turnout.placement.tasks import first
 from turnout.serving.access import Access
 from turnout.serving.address import Address
 from turnout.serving.launcher import Engine
+from turnout.serving.ports import on_a_free_port
 from turnout.serving.sglang_client import SglangClient
 from turnout.weights.stock_checksums import stock_of
 
-log = logging.getLogger(__name__)
 POLL_S = 0.5
 PROBE_S = 25.0  # /health_generate itself waits 20 s for a token
 STOP_GRACE_S = 20.0  # the guard kills at once; this is for a machine under load
 LOG_LINES = 12
 FIND = "import importlib.util as u, sys; sys.exit(u.find_spec('sglang') is None)"
 FIND_DEADLINE_S = 60.0
-TRIES = 3
 TAKEN = "address already in use"
 
 # A CPU without SGLang's compiled kernels: attention in PyTorch, no graphs.
@@ -160,16 +158,8 @@ async def serve_sglang(spec: SglangLaunch, host: str, clock: Clock) -> tuple[Pro
     """Starts the server on this machine and waits for it; where it listens. A port that somebody else took between
     its choice and its use is chosen anew."""
     await find_sglang(spec.python, clock)
-    for left in reversed(range(TRIES)):
-        try:
-            return await _served(replace(spec, host=host), clock)
-        except EngineDead as fault:
-            if not left or TAKEN not in fault.reason.lower():
-                raise
-            log.warning(
-                "engine %s: its port was taken by somebody else; another one is tried", spec.engine_id
-            )
-    raise AssertionError("the last try returns or raises")
+    served = partial(_served, replace(spec, host=host), clock)
+    return await on_a_free_port(served, lambda reason: TAKEN in reason.lower())
 
 
 async def _served(spec: SglangLaunch, clock: Clock) -> tuple[Process, Told]:

@@ -13,16 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.core.routed import routers
+
 
 class ExpertLoad:
     """Counts of one model, [layers with experts, experts]; of none where it has no experts."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._chosen: dict[int, Tensor] = {}
-        routers: list[Any] = [part for name, part in module.named_modules() if name.endswith(".mlp.gate")]
-        for layer, router in enumerate(routers):
-            router.register_forward_hook(self._keep(layer))
-        self.counts: NDArray[np.float64] = np.zeros((len(routers), routers[0].num_experts if routers else 0))
+        found: list[Any] = [router for _, router in routers(module.named_modules())]
+        for at, router in enumerate(found):
+            router.register_forward_hook(self._keep(at))
+        self.counts: NDArray[np.float64] = np.zeros((len(found), found[0].num_experts if found else 0))
 
     def _keep(self, layer: int) -> Any:
         def keep(_module: Any, _args: Any, out: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.core.errors import TrainError
+from turnout.core.routed import routers
 
-ROUTER = ".mlp.gate"
 Wide = NDArray[np.float64]
 
 
@@ -29,16 +29,14 @@ class RoutingReplay:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._rows: Tensor | None = None  # [T, all layers, k]
-        self._told: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # rows with a record, and those that chose otherwise
+        # by layer: rows with a record, and those that chose otherwise
+        self._told: dict[int, tuple[Tensor, Tensor]] = {}
         self._counts: Wide = np.zeros(3)
-        named: list[tuple[str, Any]] = [(n, m) for n, m in module.named_modules() if n.endswith(ROUTER)]
-        self._routers = [router for _, router in named]
+        found: list[tuple[int, Any]] = routers(module.named_modules())
+        self._routers = [router for _, router in found]
         config: Any = getattr(module, "config", None)
         self._layers = int(getattr(config, "num_hidden_layers", 0))
-        for name, router in named:
-            layer = int(name.removesuffix(ROUTER).rpartition(".")[2])
+        for layer, router in found:
             router.forward = self._routing(router, router.forward, layer)
 
     def use(self, routed: NDArray[np.int16] | None, device: torch.device) -> None:

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from turnout.core.address import Address
 from turnout.core.errors import WeightError
 from turnout.core.ports import Clock
+from turnout.engine.gloo import gloo_end, group_store
 from turnout.placement.route import own_address
 from turnout.placement.tasks import together
 from turnout.serving.client import EngineClient
@@ -174,13 +175,9 @@ def meeting_host(engines: Sequence[Address]) -> str:
 
 def _backend(store: dist.Store, name: str, place: tuple[int, str], limit: timedelta) -> Any:
     """The trainer's end; `place`: how many meet, and the address at which the others reach this host."""
-    (world, host), gloo = place, cast("Any", dist.ProcessGroupGloo)  # torch's stubs lack most of it
-    inner = dist.PrefixStore("cpu/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
-    options = gloo._Options()
-    options._timeout = limit
+    world, host = place
     try:
-        options._devices = [gloo.create_device(hostname=host)]
-        return gloo(inner, 0, world, options)
+        return gloo_end(group_store(store, name), (0, world), host, limit)
     except RuntimeError as fault:
         raise WeightError(f"group {name} did not come together: {fault}") from fault
 
