@@ -23,6 +23,7 @@ from turnout.core.events import (
     EngineReady,
     EngineWorked,
     EvalDone,
+    GroupTrained,
     PhaseEnded,
     RunEnded,
     RunStarted,
@@ -38,7 +39,7 @@ from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.core.waits import RUN, UPDATE
 from turnout.observe.eventlog import EventLog
 from turnout.observe.metrics import MetricsLog
-from turnout.rollout.book import GroupBook
+from turnout.rollout.book import GroupBook, versions_of
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
 from turnout.rollout.ledger_rows import group_id_of
@@ -149,9 +150,7 @@ class RunWriter:
         self.events.emit(PhaseEnded(RUN, "rollout", 0.3 * shape.step_s))
         self.clock.at = begun + shape.step_s * 0.9
         lag = min(step, self._random.randrange(shape.lag + 1))
-        with self.book.transaction():
-            for group in done:
-                self.book.train(group, step, lag)
+        self.book.train([GroupTrained(group.group_id, step, versions_of(group), lag) for group in done])
         self.events.emit(PhaseEnded(RUN, "train", 0.3 * shape.step_s))
         self._told(step, done, lag)
         self._update(step)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
+from turnout.core.events import GroupTrained
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.placement.real import RealClock
@@ -75,9 +76,7 @@ class Bench:
                 self.book.start(group.group_id)
 
     def _train(self, groups: list[RolloutGroup]) -> None:
-        with self.book.transaction():
-            for group in groups:
-                self.book.train(group, self.step, 0)
+        self.book.train([GroupTrained(group.group_id, self.step, ["v000000-0"], 0) for group in groups])
 
 
 def _trajectory(seed: int) -> Trajectory:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.unit.rollout.ledger_parts import fresh, part, whole
+from turnout.core.events import GroupTrained
 from turnout.observe.eventlog import EventLog
 from turnout.placement.real import RealClock
 from turnout.rollout.book import GroupBook
@@ -59,9 +60,7 @@ def main(folder: Path) -> None:
             book.take(step, groups)
             for group in groups:
                 say("take", group.group_id)
-            with book.transaction():
-                for group in groups:
-                    book.train(group, step, 0)
+            book.train([GroupTrained(group.group_id, step, [], 0) for group in groups])
             for group in groups:
                 say("train", group.group_id)
             step += 1

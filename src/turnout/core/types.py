@@ -202,4 +202,4 @@ class TrainBatch:
 
     @property
     def response_tokens(self) -> int:
-        return sum(sum(s.loss_mask) for s in self.samples)
+        return sum([s.loss_mask.count(1) for s in self.samples])

@@ -86,11 +86,12 @@ class GroupBook:
         with self.transaction():
             self._move(group_id, GroupEvent.RETURN)
 
-    def train(self, group: RolloutGroup, step: int, lag: int) -> None:
-        """The group was trained; `lag` is the greatest of its tokens."""
+    def train(self, trained: Sequence[GroupTrained]) -> None:
+        """These groups were trained: what is told of each."""
         with self.transaction():
-            self._move(group.group_id, GroupEvent.TRAIN, step)
-            self._tell(GroupTrained(group.group_id, step, trained_versions(group), lag))
+            for event in trained:
+                self._move(event.group, GroupEvent.TRAIN, event.step)
+                self._tell(event)
 
     def drop(self, group_id: str, reason: str) -> None:
         """It ends without being trained; its tokens are forgotten."""
@@ -166,19 +167,7 @@ def completed(group: RolloutGroup, digest: str | None = None) -> GroupCompleted:
 
 def versions_of(group: RolloutGroup) -> list[str]:
     """The labels that made any token of the group, sorted."""
-    return sorted({label for t in group.trajectories for label in t.spans.labels})
-
-
-def trained_versions(group: RolloutGroup) -> list[str]:
-    """The labels that made any token of the group that carries loss, sorted."""
-    labels: set[str] = set()
-    for member in group.trajectories:
-        first = 0
-        for tokens, label in member.spans.runs:
-            if any(member.loss_mask[first : first + tokens]):
-                labels.add(label)
-            first += tokens
-    return sorted(labels)
+    return sorted({label for t in group.trajectories for _, label in t.spans.runs})
 
 
 def samples_digest(samples: Iterable[Trajectory]) -> str:

@@ -17,7 +17,7 @@ Importance weights are no verdict: turnout.train.off_policy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -31,6 +31,7 @@ NEVER = 1 << 30  # the lag of a token whose version never became current
 Exports = Mapping[
     str, int | None
 ]  # train steps done at the export of each published version; None: never current
+Tokens = Mapping[str, int]  # how many trainable tokens of a group each version made, by its label
 
 
 class Fate(StrEnum):
@@ -70,33 +71,65 @@ class Verdict:
 def token_lags(member: Trajectory, exported_at: Exports, steps_done: int) -> tuple[int, ...]:
     """Lag of each response token, [T]. Raises InvariantBroken where a trainable one is of a version that was never
     published here; a masked one counts as NEVER."""
-    lags: list[int] = []
-    for lag, mask in _runs(member, exported_at, steps_done):
-        lags += [lag] * len(mask)
-    return tuple(lags)
-
-
-def _runs(member: Trajectory, exported_at: Exports, steps_done: int) -> list[tuple[int, tuple[int, ...]]]:
-    """The lag of each run of tokens of one version, and their loss mask. Raises as `token_lags` does."""
-    found, first = [], 0
+    lags: tuple[int, ...] = ()
     for tokens, label in member.spans.runs:
-        mask = member.loss_mask[first : first + tokens]
-        exported = exported_at.get(label)
-        if exported is None and label not in exported_at and any(mask):
-            raise InvariantBroken(f"tokens of {label}, never published here")
-        found.append((NEVER if exported is None else steps_done - exported, mask))
+        exported, first = exported_at.get(label), len(lags)
+        if exported is not None:
+            lag = steps_done - exported
+        elif any(member.loss_mask[first : first + tokens]):
+            lag = lag_of(label, exported_at, steps_done)
+        else:
+            lag = NEVER
+        lags += (lag,) * tokens
+    return lags
+
+
+def lag_of(label: str, exported_at: Exports, steps_done: int) -> int:
+    """The lag of tokens of this version. Raises InvariantBroken where it was never published here."""
+    exported = exported_at.get(label)
+    if exported is not None:
+        return steps_done - exported
+    if label not in exported_at:
+        raise InvariantBroken(f"tokens of {label}, never published here")
+    return NEVER
+
+
+def greatest_lag(group_id: str, labels: Iterable[str], exported_at: Exports, steps_done: int) -> int:
+    """The greatest lag of these versions, those of a group's trainable tokens; 0 where there are none. Raises as
+    `lag_of` does, naming the group."""
+    try:
+        return max([lag_of(label, exported_at, steps_done) for label in labels], default=0)
+    except InvariantBroken as fault:
+        raise InvariantBroken(f"group {group_id} holds {fault}") from None
+
+
+def too_old(lag: int, policy: StalenessPolicy) -> str:
+    """Why a group with this lag may not train."""
+    if lag < NEVER:
+        return f"lag {lag}, --max-staleness {policy.max_staleness}"
+    return "made by a version that never became current"
+
+
+def _runs(member: Trajectory) -> Sequence[tuple[str, tuple[int, ...]]]:
+    """The label and the loss mask of each run of tokens of one version."""
+    runs, mask = member.spans.runs, member.loss_mask
+    if len(runs) == 1:  # as nearly always
+        return ((runs[0][1], mask),)
+    found, first = [], 0
+    for tokens, label in runs:
+        found.append((label, mask[first : first + tokens]))
         first += tokens
     return found
 
 
-def _greatest(group: RolloutGroup, exported_at: Exports, steps_done: int) -> int:
-    """The greatest lag of the group's trainable tokens. Raises as `token_lags` does."""
-    greatest = None
+def trained_tokens(group: RolloutGroup) -> dict[str, int]:
+    """How many of the group's trainable tokens each version made, by its label; versions of none are left out."""
+    counted: dict[str, int] = {}
     for member in group.trajectories:
-        for lag, mask in _runs(member, exported_at, steps_done):
-            if (greatest is None or lag > greatest) and any(mask):
-                greatest = lag
-    return 0 if greatest is None else greatest
+        for label, mask in _runs(member):
+            if tokens := mask.count(1):
+                counted[label] = counted.get(label, 0) + tokens
+    return counted
 
 
 def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: StalenessPolicy) -> Verdict:
@@ -104,18 +137,11 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
 
     Raises InvariantBroken, naming the group, where a trainable token's version was never published here.
     """
-    try:
-        lag = _greatest(group, exported_at, steps_done)
-    except InvariantBroken as fault:
-        raise InvariantBroken(f"group {group.group_id} holds {fault}") from None
-    bound = policy.max_staleness
-    if lag <= bound:
+    labels = {label for member in group.trajectories for label, mask in _runs(member) if any(mask)}
+    lag = greatest_lag(group.group_id, labels, exported_at, steps_done)
+    if lag <= policy.max_staleness:
         return Verdict(Fate.KEEP, lag, group)
-    why = (
-        f"lag {lag}, --max-staleness {bound}"
-        if lag < NEVER
-        else "made by a version that never became current"
-    )
+    why = too_old(lag, policy)
     if policy.over is Fate.REPLAY and group.attempt + 1 >= MAX_ATTEMPTS:
         return Verdict(Fate.DROP, lag, group, reason=f"{STALE}{why}, in attempt {group.attempt + 1}")
     if policy.over is not Fate.MASK:
@@ -127,14 +153,13 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
     return Verdict(Fate.MASK, lag, replace(group, trajectories=masked), masked=lost)
 
 
-def trained_lags(groups: Iterable[RolloutGroup], exported_at: Exports, steps_done: int) -> Counter[int]:
+def trained_lags(groups: Iterable[Tokens], exported_at: Exports, steps_done: int) -> Counter[int]:
     """How many trainable tokens of the groups have which lag."""
-    counted: dict[int, int] = {}
-    for group in groups:
-        for member in group.trajectories:
-            for lag, mask in _runs(member, exported_at, steps_done):
-                counted[lag] = counted.get(lag, 0) + sum(mask)
-    return +Counter(counted)
+    counted: Counter[int] = Counter()
+    for made in groups:
+        for label, tokens in made.items():
+            counted[lag_of(label, exported_at, steps_done)] += tokens
+    return counted
 
 
 def _masked(member: Trajectory, lags: tuple[int, ...], policy: StalenessPolicy) -> Trajectory:

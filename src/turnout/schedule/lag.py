@@ -9,15 +9,26 @@ none of a version that never became current; what the schedule itself rules out,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from turnout.core.errors import InvariantBroken
+from turnout.core.events import STALE
 from turnout.core.types import RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.rollout.ledger_rows import VersionRow
 from turnout.rollout.returning import ABANDONED, MADE, STANDING
-from turnout.rollout.staleness import NEVER, StalenessPolicy, Verdict, judge, token_lags, trained_lags
+from turnout.rollout.staleness import (
+    NEVER,
+    StalenessPolicy,
+    Tokens,
+    Verdict,
+    greatest_lag,
+    judge,
+    token_lags,
+    too_old,
+    trained_lags,
+)
 
 
 @dataclass
@@ -67,23 +78,25 @@ class LagGate:
         for a version that was never published here, or a lag that the schedule rules out."""
         verdicts = [judge(group, self.exported_at, steps_done, self.policy) for group in groups]
         for verdict in verdicts:
-            if self.lead is not None and self.lead < verdict.lag < NEVER:
-                raise InvariantBroken(
-                    f"group {verdict.group.group_id} has lag {verdict.lag}, the schedule allows {self.lead}"
-                )
+            self._within_lead(verdict.group.group_id, verdict.lag)
         return verdicts
 
-    def check(self, groups: Iterable[RolloutGroup], steps_done: int) -> dict[str, int]:
-        """Greatest lag of the tokens that will carry loss, by group id. Raises InvariantBroken for one too old."""
-        verdicts = self.judge(groups, steps_done)
-        for verdict in verdicts:
-            if verdict.lag > self.policy.max_staleness:
-                raise InvariantBroken(
-                    f"group {verdict.group.group_id} was to train: {verdict.reason or 'stale'}"
-                )
-        return {verdict.group.group_id: verdict.lag for verdict in verdicts}
+    def _within_lead(self, group_id: str, lag: int) -> None:
+        if self.lead is not None and self.lead < lag < NEVER:
+            raise InvariantBroken(f"group {group_id} has lag {lag}, the schedule allows {self.lead}")
 
-    def count(self, groups: Iterable[RolloutGroup], steps_done: int) -> Counter[int]:
+    def check(self, trained: Mapping[str, Tokens], steps_done: int) -> dict[str, int]:
+        """Greatest lag of the tokens that will carry loss, by group id as they are given. Raises InvariantBroken
+        for one too old."""
+        lags: dict[str, int] = {}
+        for group_id, tokens in trained.items():
+            lags[group_id] = lag = greatest_lag(group_id, tokens, self.exported_at, steps_done)
+            self._within_lead(group_id, lag)
+            if lag > self.policy.max_staleness:
+                raise InvariantBroken(f"group {group_id} was to train: {STALE}{too_old(lag, self.policy)}")
+        return lags
+
+    def count(self, groups: Iterable[Tokens], steps_done: int) -> Counter[int]:
         """Tokens that will carry loss, by lag."""
         return trained_lags(groups, self.exported_at, steps_done)
 

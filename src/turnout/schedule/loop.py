@@ -44,8 +44,9 @@ from turnout.schedule.phases import Phases
 @dataclass(frozen=True)
 class StepBatch:
     """The groups of one step and what the trainer gets of them. `short` says why there are fewer groups than
-    asked (empty: there are not), `last` that no prompt is left. `lags` counts the tokens that carry loss by lag,
-    `masked` those that --staleness-policy took out of it; `evicted` groups were too old for the batch."""
+    asked (empty: there are not), `last` that no prompt is left. `trained` counts the tokens that carry loss by
+    group and version, `lags` by lag, `masked` those that --staleness-policy took out of it; `evicted` groups were
+    too old for the batch."""
 
     step: int
     groups: list[RolloutGroup]
@@ -54,6 +55,7 @@ class StepBatch:
     filtered: int
     short: str
     last: bool
+    trained: dict[str, dict[str, int]]
     lags: Counter[int] = field(default_factory=Counter[int])
     masked: int = 0
     evicted: int = 0
@@ -129,7 +131,7 @@ async def run_loop(parts: Parts, first: int, end: int | None) -> int:
                 await _keep(parts, step, last=True)
                 await parts.evaluations.run_if_due(step, last=True)
             break
-        lags = parts.gate.check(batch.groups, step)
+        lags = parts.gate.check(batch.trained, step)
         with parts.phases("train"):
             metrics = await parts.trainer.train(batch.train)
         parts.rollouts.trained(batch, lags)

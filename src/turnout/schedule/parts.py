@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from turnout.core.errors import TrainerLost, TrainError, TurnoutError
+from turnout.core.events import GroupTrained
 from turnout.core.ports import Clock
 from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.placement.call_threads import CallThreads
@@ -16,7 +17,7 @@ from turnout.placement.stacks import threads_at
 from turnout.rollout.book import GroupBook
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import NO_DATA, Taken
-from turnout.rollout.staleness import NEVER, Fate, Verdict
+from turnout.rollout.staleness import NEVER, Fate, Verdict, trained_tokens
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import StepBatch
 from turnout.train.advantages import build_samples, without_truncated
@@ -87,11 +88,12 @@ class BatchMaker:
         self._book.take(step, groups)
         gate = self._fresh.gate
         samples = build_samples(groups, self._advantage, gate.lags(step))
-        versions = sorted({label for group in groups for t in group.trajectories for label in t.spans.labels})
-        train = TrainBatch(step, versions[0] if versions else "", samples)
-        lags = gate.count(groups, step)
+        labels = {label for group in groups for t in group.trajectories for _, label in t.spans.runs}
+        train = TrainBatch(step, min(labels, default=""), samples)
+        trained = {group.group_id: trained_tokens(group) for group in groups}
+        lags = gate.count(trained.values(), step)
         numbers = (got.failed, got.filtered, got.short, got.last)
-        batch = StepBatch(step, groups, train, *numbers, lags, masked, evicted)
+        batch = StepBatch(step, groups, train, *numbers, trained, lags, masked, evicted)
         self._made(batch)
         return batch
 
@@ -136,9 +138,13 @@ class BatchMaker:
             )
 
     def trained(self, batch: StepBatch, lags: dict[str, int]) -> None:
-        with self._book.transaction():
-            for group in batch.groups:
-                self._book.train(group, batch.step, lags[group.group_id])
+        """`lags`: the greatest of each group."""
+        self._book.train(
+            [
+                GroupTrained(group_id, batch.step, sorted(tokens), lags[group_id])
+                for group_id, tokens in batch.trained.items()
+            ]
+        )
 
 
 class TrainerThread:

@@ -107,8 +107,8 @@ class PacedTrainer:
         self.spans: list[tuple[float, float]] = []
 
     async def train(self, batch: TrainBatch) -> dict[str, float]:
-        began = self._clock.now()
-        seconds = self._pace.train_s + self._pace.train_token_s * batch.response_tokens
+        began, tokens = self._clock.now(), batch.response_tokens
+        seconds = self._pace.train_s + self._pace.train_token_s * tokens
         if self._pace.sharing == 1.0:
             await self._clock.sleep(seconds)
         else:
@@ -117,7 +117,7 @@ class PacedTrainer:
         self.spans.append((began, self.ended))
         self.steps += 1
         self.lengths += [len(sample.response_ids) for sample in batch.samples]
-        return {"tokens": float(batch.response_tokens), "optimizer_steps": 1.0, "mismatch_mean": 0.0}
+        return {"tokens": float(tokens), "optimizer_steps": 1.0, "mismatch_mean": 0.0}
 
     async def _shared(self, seconds: float) -> None:
         """Both halves take longer while both compute."""

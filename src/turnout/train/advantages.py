@@ -42,8 +42,8 @@ def group_advantages(rewards_G: Sequence[float], settings: AdvantageSettings) ->
     Raises TrainError for a NaN or infinite reward.
     """
     rewards = [float(reward) for reward in rewards_G]
-    broken = [index for index, reward in enumerate(rewards) if not math.isfinite(reward)]
-    if broken:
+    if not all(map(math.isfinite, rewards)):
+        broken = [index for index, reward in enumerate(rewards) if not math.isfinite(reward)]
         raise TrainError(f"rewards of members {broken} are not finite: {[rewards[i] for i in broken]}")
     if settings.baseline == "none":
         return rewards
@@ -56,8 +56,8 @@ def group_advantages(rewards_G: Sequence[float], settings: AdvantageSettings) ->
     if not settings.std:
         return centred
     # The difference is exact to a rounding, so a spread near the smallest float can not become a division by 0.
-    scale = max(abs(value) for value in centred)
-    std = scale * math.sqrt(math.fsum((value / scale) ** 2 for value in centred) / (count - 1))
+    scale = max(map(abs, centred))
+    std = scale * math.sqrt(math.fsum([(value / scale) ** 2 for value in centred]) / (count - 1))
     return [value / std for value in centred]
 
 
@@ -88,38 +88,66 @@ def build_samples(
     """
     samples: list[TrainSample] = []
     for group in sorted(groups, key=lambda g: g.ordinal):
-        unscored = [index for index, t in enumerate(group.trajectories) if t.reward is None]
-        if unscored:
-            raise TrainError(f"group {group.group_id}: members {unscored} have no reward")
-        shared = _shared_opening(group)
-        samples += [_sample(group, t, settings, lags, shared) for t in group.trajectories]
-    return with_advantages(samples, settings)
+        samples += _samples(group, settings, lags)
+    return tuple(samples) if _one_number(settings) else with_advantages(samples, settings)
+
+
+def _one_number(settings: AdvantageSettings) -> bool:
+    """Whether all tokens of a response have its advantage, which follows from its group alone."""
+    shaped = settings.baseline == "none" and settings.gamma < 1
+    return settings.function is None and not settings.normalize and not shaped
 
 
 def _shared_opening(group: RolloutGroup) -> int:
     """Tokens that all responses begin with and no model made: they are a part of the prompt, computed once."""
-    count = min((t.opening for t in group.trajectories), default=0)
+    count = min([t.opening for t in group.trajectories], default=0)
     first = group.trajectories[0].response_ids[:count] if count else ()
-    return count if all(t.response_ids[:count] == first for t in group.trajectories) else 0
+    return count if not count or all(t.response_ids[:count] == first for t in group.trajectories) else 0
 
 
-def _sample(
-    group: RolloutGroup, t: Trajectory, settings: AdvantageSettings, lags: Lags, shared: int
-) -> TrainSample:
-    assert t.reward is not None
-    count = len(t.response_ids) - t.opening
-    lost = 0.0 if settings.overlong is None else overlong_punishment(count, settings.overlong)
-    return TrainSample(
-        group_id=group.group_id,
-        prompt_ids=group.prompt.token_ids + t.response_ids[:shared],
-        response_ids=t.response_ids[shared:],
-        logprobs=t.logprobs[shared:],
-        loss_mask=t.loss_mask[shared:],
-        advantages=(),
-        lags=lags(t)[shared:],
-        reward=t.reward - lost,
-        routed=t.routed.sequence(len(group.prompt.token_ids)),
-    )
+def _samples(group: RolloutGroup, settings: AdvantageSettings, lags: Lags) -> list[TrainSample]:
+    """Those of one group; with advantages where they follow from it alone."""
+    name, rewards = group.group_id, _rewards(group, settings.overlong)
+    values = _relative(name, rewards, settings) if _one_number(settings) else None
+    shared, before = _shared_opening(group), group.prompt.token_ids
+    prompt = before + group.trajectories[0].response_ids[:shared] if shared else before
+    samples: list[TrainSample] = []
+    for at, t in enumerate(group.trajectories):
+        ids = t.response_ids[shared:]
+        samples.append(
+            TrainSample(
+                name,
+                prompt,
+                ids,
+                t.logprobs[shared:],
+                t.loss_mask[shared:],
+                () if values is None else (values[at],) * len(ids),
+                lags(t)[shared:],
+                reward=rewards[at],
+                routed=t.routed.sequence(len(before)),
+            )
+        )
+    return samples
+
+
+def _rewards(group: RolloutGroup, overlong: Overlong | None) -> list[float]:
+    """Of all members, less what their length costs."""
+    rewards = group.rewards
+    if len(rewards) < len(group.trajectories):
+        unscored = [index for index, t in enumerate(group.trajectories) if t.reward is None]
+        raise TrainError(f"group {group.group_id}: members {unscored} have no reward")
+    if overlong is None:
+        return rewards
+    counts = [len(t.response_ids) - t.opening for t in group.trajectories]
+    return [reward - overlong_punishment(count, overlong) for reward, count in zip(rewards, counts)]
+
+
+def _relative(group_id: str, rewards: Sequence[float], settings: AdvantageSettings) -> list[float]:
+    """As `group_advantages`; an error names the group."""
+    try:
+        return group_advantages(rewards, settings)
+    except TrainError as fault:
+        raise TrainError(f"group {group_id}: {fault}") from None
 
 
 def with_advantages(
@@ -140,14 +168,10 @@ def with_advantages(
     for index, sample in enumerate(samples):
         members.setdefault(sample.group_id, []).append(index)
     for name, places in members.items():
-        try:
-            found = group_advantages([totals[place] for place in places], settings)
-        except TrainError as fault:
-            raise TrainError(f"group {name}: {fault}") from None
+        found = _relative(name, [totals[place] for place in places], settings)
         for place, value in zip(places, found):
             totals[place] = value
-    flat = settings.baseline != "none" or not (costs or settings.gamma < 1)
-    if flat and not settings.normalize:
+    if _one_number(settings) and (settings.baseline != "none" or not costs):
         return tuple(
             but(s, advantages=(float(total),) * len(s.response_ids)) for s, total in zip(samples, totals)
         )

@@ -16,6 +16,7 @@ from turnout.core.events import (
     EngineLost,
     EngineReady,
     EngineWorked,
+    GroupTrained,
     PhaseEnded,
     RunEnded,
     RunStarted,
@@ -57,7 +58,7 @@ def inspected(folder: Path) -> Ledger:
     )
     book.cut(fresh(3).group_id)
     book.take(0, [group])
-    book.train(group, 0, 0)
+    book.train([GroupTrained(group.group_id, 0, [], 0)])
     ledger.put_checkpoint(1, LABELS[1])
     return ledger
 

@@ -43,7 +43,7 @@ STEPS: list[tuple[str, Any]] = [
     ("start", lambda book, g: book.start(g.group_id)),
     ("complete", lambda book, g: book.complete(g)),
     ("take", lambda book, g: book.take(3, [g])),
-    ("train", lambda book, g: book.train(g, 3, 0)),
+    ("train", lambda book, g: book.train([GroupTrained(g.group_id, 3, ["v1", "v2"], 0)])),
 ]
 
 
@@ -61,21 +61,6 @@ def test_the_whole_life_of_a_group_is_told() -> None:
     assert (trained.group, trained.step, trained.versions, trained.lag) == ("g0", 3, ["v1", "v2"], 0)
     assert book.counts() == {"taken": 1, "trained": 1, "dropped": 0, "requeued": 0, "lost": 0}
     assert book.open_groups == {}
-
-
-def test_a_trained_group_names_the_versions_of_the_tokens_that_carried_loss() -> None:
-    log = Log()
-    whole = group("g0", ((2, "v1"), (1, "v2")), ((1, "v3"),))
-    first, second = whole.trajectories
-    masked = replace(
-        whole, trajectories=(replace(first, loss_mask=(0, 0, 1)), replace(second, loss_mask=(0,)))
-    )
-    book = GroupBook(log, memory_ledger())
-    book.admit(whole, 3)
-    for name, step in STEPS:
-        step(book, masked if name == "train" else whole)
-    assert log.of(GroupCompleted)[0].versions == ["v1", "v2", "v3"]
-    assert log.of(GroupTrained)[0].versions == ["v2"]
 
 
 @pytest.mark.parametrize("done", range(len(STEPS)))

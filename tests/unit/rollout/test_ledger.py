@@ -20,7 +20,14 @@ from turnout.core.errors import (
     LedgerError,
     OwnerLost,
 )
-from turnout.core.events import GroupCompleted, GroupCut, GroupRequeued, GroupResumed, GroupTaken
+from turnout.core.events import (
+    GroupCompleted,
+    GroupCut,
+    GroupRequeued,
+    GroupResumed,
+    GroupTaken,
+    GroupTrained,
+)
 from turnout.core.routed import RoutedExperts
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
@@ -47,8 +54,7 @@ def trained(book: GroupBook, step: int, *ordinals: int) -> None:
     for group in groups:
         book.complete(group)
     book.take(step, groups)
-    for group in groups:
-        book.train(group, step, 0)
+    book.train([GroupTrained(group.group_id, step, [], 0) for group in groups])
 
 
 class Later(RealClock):
@@ -576,6 +582,6 @@ def test_a_group_of_empty_responses_comes_back_as_well() -> None:
     )
     book.complete(empty)
     book.take(0, [empty])
-    book.train(empty, 0, 0)
+    book.train([GroupTrained(empty.group_id, 0, [], 0)])
     book.roll_back(0)
     assert ledger.open_groups()[0].group(prompt(0)) == empty

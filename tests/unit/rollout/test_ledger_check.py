@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.rollout.ledger_parts import fresh, part, prompt, whole
 from tests.unit.rollout.parts import Log, memory_ledger
+from turnout.core.events import GroupTrained
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_check import problems
@@ -26,7 +27,7 @@ def lived() -> Ledger:
     ledger.journal([Piece(fresh(3).group_id, 0, start, part(30, start, 2)) for start in (0, 2)])
     book.cut(fresh(3).group_id)
     book.take(0, [whole(0)])
-    book.train(whole(0), 0, 0)
+    book.train([GroupTrained(whole(0).group_id, 0, [], 0)])
     return ledger
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.rollout.ledger_parts import LABELS, file_ledger, fresh, prompt, whole
 from tests.unit.rollout.parts import Log
 from turnout.core.errors import DeadlineExceeded
+from turnout.core.events import GroupTrained
 from turnout.core.version import WeightVersion
 from turnout.rollout import ledger_list
 from turnout.rollout.book import GroupBook
@@ -32,8 +33,7 @@ def ledger(tmp_path: Path) -> LedgerList:
     book.drop("g00000002.0", "stale: lag 3")
     book.requeue("g00000003.0", prompt(3), 0, "tool failed")
     book.take(0, done)
-    for group in done:
-        book.train(group, 0, 0)
+    book.train([GroupTrained(group.group_id, 0, [], 0) for group in done])
     return LedgerList.of(tmp_path / "ledger.sqlite")
 
 

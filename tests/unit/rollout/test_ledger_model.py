@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         with self.book.transaction():
             for n, group in self.model.groups.items():
                 if group[1] == "taken":
-                    self.book.train(self.whole(n), self.step, 0)
+                    self.book.train([GroupTrained(self.whole(n).group_id, self.step, [], 0)])
         for group in self.model.groups.values():
             if group[1] == "taken":
                 group[1], group[3] = "trained", self.step

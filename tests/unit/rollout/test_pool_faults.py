@@ -15,6 +15,7 @@ import pytest
 from tests.scripted_engine import HANG, ScriptedEngine
 from tests.unit.rollout.parts import NO_LIMITS, TOKENS, Bench, Numbers, plan
 from turnout.core.errors import InvariantBroken, TrainError, WeightError
+from turnout.core.events import GroupTrained
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.placement.real import RealClock
@@ -153,7 +154,7 @@ def test_asy_10_slots_come_back_whatever_order_things_end_in(seed: int) -> None:
                     pool.drop(group, "too old")
                 else:
                     bench.book.take(step, [group])
-                    bench.book.train(group, step, 0)
+                    bench.book.train([GroupTrained(group.group_id, step, [], 0)])
                 events += 1
             pool.end_step()
             step += 1

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.rollout.parts import NO_LIMITS, Bench, plan
 from tests.unit.rollout.test_pool_faults import Maker, conserved, finished
+from turnout.core.events import GroupTrained
 from turnout.core.types import RolloutGroup, Trajectory
 from turnout.core.version import VersionSpans
 from turnout.placement.real import RealClock
@@ -72,7 +73,7 @@ class Resumed:
         with self.bench.book.transaction():
             self.bench.book.take(number, got.groups)
             for group in got.groups:
-                self.bench.book.train(group, number, 0)
+                self.bench.book.train([GroupTrained(group.group_id, number, [], 0)])
         self.pool.committed(number + 1, root)
         return got
 

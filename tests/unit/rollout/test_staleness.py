@@ -10,7 +10,15 @@ import pytest
 from turnout.core.errors import InvariantBroken
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
-from turnout.rollout.staleness import MAX_ATTEMPTS, Fate, StalenessPolicy, judge, token_lags, trained_lags
+from turnout.rollout.staleness import (
+    MAX_ATTEMPTS,
+    Fate,
+    StalenessPolicy,
+    judge,
+    token_lags,
+    trained_lags,
+    trained_tokens,
+)
 
 EXPORTED = {f"v{step:06d}-{step:016x}": step for step in range(8)}
 LABELS = list(EXPORTED)
@@ -46,6 +54,12 @@ def test_asy_07_lag_counts_train_steps_since_the_export() -> None:
     assert token_lags(member((1, 0), (1, 1)), every_second, 3) == (3, 1)
 
 
+def test_tokens_that_train_are_counted_by_version_and_no_other_version_is_named() -> None:
+    first, second = member((2, 1), (1, 2), mask=(0, 0, 1)), member((1, 3), mask=(0,))
+    third = member((3, 2), mask=(1, 0, 1))
+    assert trained_tokens(group(first, second, third, member())) == {LABELS[2]: 3}
+
+
 @pytest.mark.parametrize("over", [Fate.DROP, Fate.REPLAY, Fate.MASK])
 def test_within_the_bound_every_policy_keeps_the_very_group(over: Fate) -> None:
     whole = group(member((2, 4), (2, 5)), member((3, 5)))
@@ -75,7 +89,7 @@ def test_mask_takes_the_loss_of_the_old_tokens_and_nothing_else() -> None:
     first, second = verdict.group.trajectories
     assert first == replace(old, loss_mask=(0, 1, 1, 1)) and second is young
     assert verdict.group.rewards == [0.25, 0.75]  # the baseline stays
-    assert trained_lags([verdict.group], EXPORTED, 5) == {0: 7}
+    assert trained_lags([trained_tokens(verdict.group)], EXPORTED, 5) == {0: 7}
 
 
 @pytest.mark.parametrize(("share", "left"), [(0.25, 1), (0.26, 0)])
@@ -118,7 +132,7 @@ def test_tokens_of_a_version_that_never_became_current_are_over_every_bound(over
     verdict = judge(group(trajectory(spans, 1.0, None)), exported, 5, policy(over, bound=1000))
     if over is Fate.MASK:
         assert verdict.group.trajectories[0].loss_mask == (1, 1, 1, 0)
-        assert trained_lags([verdict.group], exported, 5) == {0: 3}
+        assert trained_lags([trained_tokens(verdict.group)], exported, 5) == {0: 3}
     else:
         assert (verdict.fate, verdict.reason) == (over, "stale: made by a version that never became current")
 
@@ -159,4 +173,4 @@ def test_random_groups_by_the_definition(seed: int) -> None:
     assert verdict.fate is Fate.MASK
     assert [m.loss_mask for m in verdict.group.trajectories] == masks
     assert verdict.masked == len(trainable) - sum(map(sum, masks))
-    assert max(trained_lags([verdict.group], EXPORTED, 6), default=0) <= bound
+    assert max(trained_lags([trained_tokens(verdict.group)], EXPORTED, 6), default=0) <= bound

@@ -30,7 +30,7 @@ def lived() -> tuple[GroupBook, Log]:
     book.drop(fresh(1).group_id, "why")
     book.requeue(fresh(2).group_id, prompt(2), 0, "stale")
     book.take(0, [whole(0)])
-    book.train(whole(0), 0, 0)
+    book.train([GroupTrained(whole(0).group_id, 0, [], 0)])
     return book, log
 
 

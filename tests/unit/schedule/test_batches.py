@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from turnout.core.errors import TrainError, TurnoutError, WeightError
+from turnout.core.events import GroupTrained
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.rollout.pool import Taken
@@ -101,14 +102,21 @@ class World:
             raise self.error
         self.error, self.starved = None, False
 
-    def batch(self, advantage: AdvantageSettings = ADVANTAGE) -> Any:
+    def book_train(self, trained: list[GroupTrained]) -> None:
+        self.trained = trained
+
+    def maker(self, advantage: AdvantageSettings = ADVANTAGE) -> Any:
         class Book:
             take = staticmethod(self.book_take)
+            train = staticmethod(self.book_train)
             transaction = staticmethod(nullcontext[None])
 
         freshness = Freshness(self.gate, self.settled, lambda: self.error, self.retry)
         maker: Any = BatchMaker
-        return asyncio.run(maker(self, Book, freshness, advantage).take(STEP))
+        return maker(self, Book, freshness, advantage)
+
+    def batch(self, advantage: AdvantageSettings = ADVANTAGE) -> Any:
+        return asyncio.run(self.maker(advantage).take(STEP))
 
 
 def test_young_groups_are_taken_once_and_as_they_are() -> None:
@@ -141,6 +149,14 @@ def test_masked_tokens_carry_no_loss_and_the_baseline_stays() -> None:
     assert batch.groups[0].rewards == [0.0, 1.0]
     advantages = [s.advantages[0] for s in batch.train.samples[:2]]
     assert advantages[0] == -advantages[1] != 0
+
+
+def test_what_is_told_of_trained_groups_are_the_versions_of_the_tokens_that_carried_loss() -> None:
+    world = World([group(0, 2, 1, 1), group(1, 0)], StalenessPolicy(1, Fate.MASK))
+    batch = world.batch()
+    world.maker().trained(batch, world.gate.check(batch.trained, STEP))
+    told = [(event.group, event.step, event.versions, event.lag) for event in world.trained]
+    assert told == [("g0", STEP, [LABELS[STEP - 1]], 1), ("g1", STEP, [LABELS[STEP]], 0)]
 
 
 def test_a_member_with_too_little_left_is_outside_the_loss_and_inside_the_baseline() -> None:

@@ -12,7 +12,7 @@ from turnout.core.errors import InvariantBroken, NothingToTrain, TrainError, Wei
 from turnout.core.types import Finish, Prompt, RolloutGroup, TrainBatch, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.placement.real import RealClock
-from turnout.rollout.staleness import StalenessPolicy
+from turnout.rollout.staleness import StalenessPolicy, trained_tokens
 from turnout.schedule.lag import LagGate
 from turnout.schedule.loop import Parts, StepBatch, run_loop
 from turnout.schedule.phases import Phases
@@ -61,7 +61,10 @@ class World:
         spans, made_by = VersionSpans(((1, label),)), Runs(((1, "e"),))
         member = Trajectory((1,), (-0.5,), (1,), spans, Finish.STOP, "", made_by, 0, 1.0)
         groups = [RolloutGroup(f"g{n}", n, 0, Prompt("p", (1,), ""), (member,)) for n in range(count)]
-        return StepBatch(step, groups, TrainBatch(step, label, ()), 0, 0, "", self.taken >= self.rows)
+        trained = {group.group_id: trained_tokens(group) for group in groups}
+        return StepBatch(
+            step, groups, TrainBatch(step, label, ()), 0, 0, "", self.taken >= self.rows, trained
+        )
 
     async def train(self, batch: TrainBatch) -> dict[str, float]:
         self.note(f"train {batch.step}")

@@ -51,7 +51,7 @@ def batch(step: int, *rewards: float, short: str = "") -> StepBatch:
         for reward, n, finish in zip(rewards, (1, 3), (Finish.STOP, Finish.LENGTH))
     )
     group = RolloutGroup("g", 0, 0, Prompt("p", (1, 2), ""), members)
-    return StepBatch(step, [group], TrainBatch(step, "v", ()), 2, 1, short, False)
+    return StepBatch(step, [group], TrainBatch(step, "v", ()), 2, 1, short, False, {})
 
 
 METRICS = {"tokens": 4.0, "optimizer_steps": 1.0, "mismatch_mean": 0.01, "loss": 0.5, "seconds_total": 2.0}

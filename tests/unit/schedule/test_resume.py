@@ -13,6 +13,7 @@ import pytest
 from tests.unit.rollout.parts import SEEDS, Log, QuickClock, memory_ledger, plan, prompts
 from turnout.config.rundir import RunPaths
 from turnout.core.errors import RunStopped
+from turnout.core.events import GroupTrained
 from turnout.core.rng import SeedTree
 from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
@@ -105,7 +106,7 @@ class Life:
             self.pool.end_step()
             for group in got.groups:
                 self._verb()
-                self.book.train(group, step, 0)
+                self.book.train([GroupTrained(group.group_id, step, [], 0)])
             step += 1
             self._verb()
             root = self._version(step)
