@@ -95,6 +95,12 @@ def kl_is_used(c: RunConfig) -> Iterator[Fault]:
         yield Fault("--ref-load", c.ref_load, UNUSED, REFERENCE_USERS)
 
 
+def balance_has_a_kind(c: RunConfig) -> Iterator[Fault]:
+    if c.moe_aux_loss_coeff > 0 and c.moe_router_load_balancing_type == "none":
+        remedy = "give --moe-router-load-balancing-type seq_aux_loss"
+        yield Fault("--moe-aux-loss-coeff", f"{c.moe_aux_loss_coeff:g}", "no loss balances experts", remedy)
+
+
 ALGORITHM_CHECKS: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     group_has_a_baseline,
     estimator_has_a_use,
@@ -104,4 +110,5 @@ ALGORITHM_CHECKS: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     overlong_fits,
     reference_is_one,
     kl_is_used,
+    balance_has_a_kind,
 )

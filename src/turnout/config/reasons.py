@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnout.config.option import OptionSpec
+from turnout.config.refusals import VALUES_NOT_YET
 from turnout.core.errors import Fault
 
 MAX_SHOWN = 60
@@ -54,6 +55,9 @@ def fault_of(detail: Mapping[str, Any], spec: OptionSpec, where: str) -> Fault:
     if kind == "finite_number":
         return Fault(where + inner, seen, "must be a finite number", f"default: {spec.default_text}")
     if kind == "literal_error":
+        known = VALUES_NOT_YET.get(spec.name, {}).get(str(value))
+        if known is not None:
+            return Fault(where + inner, seen, *known)
         near = difflib.get_close_matches(str(value), spec.choices, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         return Fault(where + inner, seen, "no such choice", f"{hint}one of: {', '.join(spec.choices)}")

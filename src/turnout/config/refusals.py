@@ -34,7 +34,6 @@ NOT_YET: dict[str, tuple[str, str]] = {
     "hidden_dropout": ("dropout", "give 0: log-probs of engine and trainer would differ"),
     "opd_teacher_load": ("a teacher in the trainer", "serve it as a frozen model, named by --opd-teacher"),
     "opd_type": ("a teacher in the trainer", "leave it out: --opd-teacher is served by engines"),
-    "moe_aux_loss_coeff": ("a loss that balances the experts", "give 0, and look at train/expert_load_max"),
     "use_routing_replay": (
         "replaying the trainer's own choice of experts",
         "use --use-rollout-routing-replay",
@@ -129,6 +128,16 @@ ELSEWHERE: dict[str, str] = {
     "wandb_host": "the environment variable WANDB_BASE_URL",
     "wandb_run_id": "nothing: it is the run's own id, also when it goes on",
     "hf_token": "the environment variable HF_TOKEN; a secret is never an option",
+}
+
+# Values that others take and that are refused here: option -> value -> (why, what to do).
+_SEQ = "use seq_aux_loss"
+VALUES_NOT_YET: dict[str, dict[str, tuple[str, str]]] = {
+    "moe_router_load_balancing_type": {
+        "aux_loss": ("counts over a micro-batch, so that the packing would change what is learned", _SEQ),
+        "global_aux_loss": ("needs the counts of the whole batch before its first backward pass", _SEQ),
+        "sinkhorn": ("chooses other experts than the engine's top-k", "use seq_aux_loss, or none"),
+    }
 }
 
 # Mappings whose entries may be written as options of their own: prefix -> option.

@@ -61,7 +61,6 @@ IGNORED: dict[str, str] = {
     **dict.fromkeys(
         ("recompute_method", "recompute_num_layers", "recompute_modules"), "--recompute-granularity alone decides"
     ),
-    "moe_router_load_balancing_type": "no loss balances the experts",
     "train_backend": "there is one trainer",
     "use_mcore_models": "there is one trainer",
     "use_distributed_post": "requests go out from one process",
@@ -81,7 +80,6 @@ NEUTRAL: dict[str, tuple[tuple[str, ...], str]] = {
         ("pipeline_model_parallel_size", "context_parallel_size", "expert_tensor_parallel_size"),
         (("1",), NO_DIMENSION),
     ),
-    "moe_aux_loss_coeff": (("0", "0.0"), "no loss balances the experts"),
     "optimizer": (("adam",), "the optimizer is AdamW"),
     "eval_top_p": (("1",), "evaluation samples from the whole distribution"),
     "eval_top_k": (("-1",), "evaluation samples from the whole distribution"),

@@ -106,6 +106,7 @@ NOTES: dict[str, str] = {
     "kl_loss_type": "the default is k3, in the reward k1",
     "custom_advantage_function_path": "called with the samples, gives their advantages",
     "custom_loss_function_path": "called as loss(terms, settings), gives each token's loss",
+    "moe_router_load_balancing_type": "none and seq_aux_loss only; the default is none",
     "eps_clip": "the default follows the estimator",
     "colocate": "devices are shared; memory is given back where --offload or one of its halves is given",
     "num_rollout": "with --num-epoch as well, whichever comes first ends the run",

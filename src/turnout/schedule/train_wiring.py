@@ -109,6 +109,7 @@ def loss_settings(config: RunConfig) -> LossSettings:
         kl_kind=unsaid if config.kl_loss_type is None else config.kl_loss_type,
         unbiased_kl=config.use_unbiased_kl,
         entropy_coef=config.entropy_coef,
+        balance_coef=config.moe_aux_loss_coeff if config.moe_router_load_balancing_type != "none" else None,
         opsm_delta=_given(config.opsm_delta, 1e-4) if config.use_opsm else None,
         aggregate=estimator.aggregation if aggregation is None else aggregation,
         constant_length=config.rollout_max_response_len,

@@ -47,6 +47,8 @@ class StepReport:
     applied, `importance_bounded_share` the tokens whose weight was truncated or masked, `effective_sample_share` in
     (0, 1] is of the weights before that. `rows` counts tokens that went through the model's layers
     (a shared prompt once). `expert_*` are as in turnout.train.expert_load, 0 without experts;
+    `expert_balance_loss` is that of turnout.train.expert_balance, a mean over sequences and layers without the
+    coefficient, 0 where it is off;
     `routing_recorded_share` is of rows times layers, `routing_changed_share` the part of those where the trainer
     alone had chosen other experts. Seconds are of the injected clock. `critic` is None where there is none."""
 
@@ -75,6 +77,7 @@ class StepReport:
     importance_bounded_share: float = 0.0
     expert_load_max: float = 0.0
     expert_unused_share: float = 0.0
+    expert_balance_loss: float = 0.0
     routing_recorded_share: float = 0.0
     routing_changed_share: float = 0.0
     seconds_forward: float = 0.0

@@ -98,6 +98,7 @@ class LossSettings:
     trained on), times the ratio where `unbiased_kl`. `eps_clip_c` bounds the ratio of a token with a negative
     advantage; `opsm_delta` is the divergence above which a response with one is left out. None: neither.
     `aggregate` is as in turnout.train.losses.weights, `constant_length` the length that "constant" divides by.
+    `balance_coef` weighs the balance of experts (turnout.train.expert_balance; 0: measured, None: not even that).
     `function` takes the surrogate's place (turnout.train.own)."""
 
     name: Literal["grpo", "gspo", "cispo", "sft"] = "grpo"
@@ -108,6 +109,7 @@ class LossSettings:
     kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = "k3"
     unbiased_kl: bool = False
     entropy_coef: float = 0.0
+    balance_coef: float | None = None
     opsm_delta: float | None = None
     aggregate: Literal["token", "sample", "constant"] = "token"
     constant_length: int = 1
@@ -224,6 +226,8 @@ class TrainerSettings:
             (0 <= off.min_ess <= 1, "--min-ess", off.min_ess, "must be between 0 and 1"),
             (off.max_low_steps >= 0, "--max-low-ess-steps", off.max_low_steps, "must be 0 or more"),
         ]  # fmt: skip
+        balance = loss.balance_coef or 0.0
+        rules.append((balance >= 0, "--moe-aux-loss-coeff", balance, "must be 0 or more"))
         rules.append((self.opd_kl_coef >= 0, "--opd-kl-coef", self.opd_kl_coef, "must be 0 or more"))
         if self.critic is not None:
             rules += self.critic.rules()

@@ -26,6 +26,7 @@ from turnout.train.backend import CriticReport, StepReport
 from turnout.train.balance import OneProcess, Wide, World
 from turnout.train.checkpoint import Counters
 from turnout.train.critic import Critic
+from turnout.train.expert_balance import ExpertBalance
 from turnout.train.expert_load import ExpertLoad, load_max, unused_share
 from turnout.train.finite_steps import FiniteSteps, Optimizer
 from turnout.train.gae import terminal_rewards
@@ -62,6 +63,7 @@ class Tally:
     critic: CriticReport | None = None
     experts: Wide = field(default_factory=lambda: np.zeros((0, 0)))  # tokens by layer and expert
     routed: Wide = field(default_factory=lambda: np.zeros(3))  # as RoutingReplay.take
+    balance: float = 0.0  # as ExpertBalance.of
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class TrainStep:
         self._optimizer = parts.optimizer
         self._replay = RoutingReplay(parts.model.module)
         self._load = ExpertLoad(parts.model.module)
+        self._balance = ExpertBalance(parts.model.module, settings.loss.balance_coef)
         self._reference = parts.reference
         self._world = parts.world
         self._critic = parts.critic
@@ -150,11 +153,11 @@ class TrainStep:
     def _gather(self, tally: Tally) -> None:
         """Sums over the ranks; what follows from them is the same on each."""
         names, values = zip(*vars(tally.sums).items())
-        row = np.array([*values, tally.rows, tally.micro_batches], np.float64)
+        row = np.array([*values, tally.balance, tally.rows, tally.micro_batches], np.float64)
         total, peak = self._world.sum(row), self._world.max(row)
         gathered = [p if n.endswith("_max") else t for n, t, p in zip(names, total.tolist(), peak.tolist())]
         tally.sums = TokenSums(*gathered)
-        tally.rows, tally.micro_batches = int(total[-2]), int(total[-1])
+        tally.balance, tally.rows, tally.micro_batches = float(total[-3]), int(total[-2]), int(total[-1])
         if tally.experts.size:
             tally.experts, tally.routed = self._world.sum(tally.experts), self._world.sum(tally.routed)
 
@@ -210,6 +213,7 @@ class TrainStep:
         pieces = [samples[i : i + size] for i in range(0, len(samples), size)]
         loss = self.settings.loss
         all_train = loss.kl_coef > 0 or loss.entropy_coef > 0 or not self._loss.advantages
+        all_train = all_train or self._balance.coef > 0
         live = [[i for i, s in enumerate(piece) if all_train or any(s.advantages)] for piece in pieces]
         return [
             Slice(
@@ -251,12 +255,17 @@ class TrainStep:
         rows = rows_of(micro, part.samples, masked_too=False)
         device_rows = DeviceRows.of(rows, self._model.device)
         self._replay.use(rows.routed, self._model.device)
+        self._balance.begin()
         logprobs, entropy = self._model.logprobs(device_rows)
+        balance = self._balance.of(micro)
         self._replay.add()
         self._load.add(device_rows.head_rows)
         inputs = self._inputs(part, rows, device_rows)
         loss, sums = self._loss.function(logprobs, entropy, inputs, self.settings.loss)
+        if self._balance.coef:
+            loss = loss + self._balance.coef / len(part.samples) * balance
         value = float(loss.detach())
+        tally.balance += float(balance.detach())
         between = self._now()
         if loss.requires_grad:
             loss.backward()
@@ -330,6 +339,7 @@ class TrainStep:
             importance_bounded_share=sums.mean("bounded"),
             expert_load_max=load_max(tally.experts),
             expert_unused_share=unused_share(tally.experts),
+            expert_balance_loss=tally.balance / max(1, sequences * self._balance.layers),
             routing_recorded_share=recorded,
             routing_changed_share=changed,
             seconds_forward=tally.forward,

@@ -402,6 +402,26 @@ REFUSED = [
     ([*EVAL, "--n-samples-per-eval-prompt", "4"], "--n-samples-per-eval-prompt", "equal"),
     (["--eval-prompt-data", "train.jsonl"], "--eval-prompt-data", "no held-out"),
     (["--kl-loss-coef", "0.1"], "--kl-loss-coef", "no KL term"),
+    (
+        ["--moe-aux-loss-coeff", "0.1"],
+        "--moe-aux-loss-coeff",
+        "give --moe-router-load-balancing-type seq_aux_loss",
+    ),
+    (
+        ["--moe-router-load-balancing-type", "aux_loss"],
+        "--moe-router-load-balancing-type",
+        "the packing would change",
+    ),
+    (
+        ["--moe-router-load-balancing-type", "global_aux_loss"],
+        "--moe-router-load-balancing-type",
+        "counts of the whole batch",
+    ),
+    (
+        ["--moe-router-load-balancing-type", "sinkhorn"],
+        "--moe-router-load-balancing-type",
+        "use seq_aux_loss, or none",
+    ),
     (["--ref-load", "model"], "--ref-load", "nothing uses"),
     (["--min-lr-ratio", "0.1"], "--min-lr-ratio", "no end value"),
     (

@@ -75,6 +75,12 @@ class AlgorithmOptions(Options):
         "Mixtures of experts: the trainer sends each token through the experts that the engine sampled it with. An "
         "external SGLang needs --enable-return-routed-experts.",
     )
+    moe_router_load_balancing_type: Literal["none", "seq_aux_loss"] = option(
+        "none",
+        "Mixtures of experts: the loss that balances the experts, within each sequence; it enters the loss by "
+        "--moe-aux-loss-coeff, 0 only reports it (docs/guides/sharded-training.md).",
+    )
+    moe_aux_loss_coeff: float = option(0.0, "Weight of that in the loss.", ge=0)
     use_opsm: bool = option(
         False,
         "Leave out of the loss what has a negative advantage in a response that moved away from the policy that "
