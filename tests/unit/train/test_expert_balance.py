@@ -93,6 +93,7 @@ def test_gradients_equal_the_reference_for_any_packing(folder, budget, checkpoin
     backend._optimizer.step = lambda lr, norm: None
     report = backend.train(batch_of(ragged()))  # of this step alone
     assert report.expert_balance_loss == pytest.approx(balance, rel=1e-5)
+    assert backend._balance._kept is None, "layers that are computed again keep no graph alive"
     _, without = gradients(LocalBackend(settings_for(folder)), ragged())
     assert not torch.allclose(without[gate := "model.layers.0.mlp.gate.weight"], slow[gate], rtol=0.1)
 
