@@ -72,11 +72,11 @@ class Trajectory:
         count = len(self.response_ids)
         if not self.kv_mixed:
             object.__setattr__(self, "kv_mixed", (0,) * count)
-        rest = (self.logprobs, self.loss_mask, self.spans, self.engines, self.kv_mixed)
-        inner = [len(part) for part in rest]
-        if self.routed.width:
-            inner.append(len(self.routed))
-        if inner != [count] * len(inner):
+        same = len(self.logprobs) == len(self.loss_mask) == len(self.kv_mixed) == count
+        same = same and len(self.spans) == len(self.engines) == count
+        if not same or (self.routed.width and len(self.routed) != count):
+            rest = (self.logprobs, self.loss_mask, self.spans, self.engines, self.kv_mixed)
+            inner = [len(part) for part in rest] + [len(self.routed)] * (self.routed.width > 0)
             raise InvariantBroken(
                 "tokens, log-probs, mask, spans, engines, KV marks and routed experts differ in length: "
                 + ", ".join(map(str, (count, *inner)))

@@ -176,7 +176,7 @@ def samples_digest(samples: Iterable[Trajectory]) -> str:
     return _digest(map(token_bytes, samples))
 
 
-def _digest(blobs: Iterable[tuple[bytes, bytes]]) -> str:
+def _digest(blobs: Iterable[tuple[bytearray, bytearray]]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for tokens, logprobs in blobs:
         digest.update(len(tokens).to_bytes(8, "little") + tokens + logprobs)

@@ -21,10 +21,11 @@ from typing import ClassVar, Self
 
 from turnout.core.errors import InvariantBroken, LedgerError, TurnoutError
 from turnout.core.ports import Clock
-from turnout.core.types import RolloutGroup, but
+from turnout.core.types import RolloutGroup
 from turnout.core.version import WeightVersion
 from turnout.rollout.group_machine import ENDED, GroupEvent, GroupState
 from turnout.rollout.ledger_backfill import Backfill
+from turnout.rollout.ledger_moves import PendingMoves
 from turnout.rollout.ledger_owner import Claim, Ownership
 from turnout.rollout.ledger_read import LedgerReader
 from turnout.rollout.ledger_rows import TOKEN_COLUMNS, GroupRow, Piece, piece_row
@@ -32,8 +33,6 @@ from turnout.rollout.ledger_schema import Database
 
 ADMIT = "admit"
 _PIECE = "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_JOURNAL = """INSERT INTO trajectories SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14
-    WHERE EXISTS (SELECT 1 FROM groups WHERE group_id = ?1 AND state = 'inflight')"""
 _SUM_UP = """INSERT OR REPLACE INTO forgotten SELECT group_id, json_group_array(json_object('member', member,
     'versions', json(versions), 'engines', json(engines), 'finish', finish, 'reward', reward)) FROM
     (SELECT * FROM trajectories WHERE group_id = ?1 AND EXISTS (SELECT 1 FROM groups WHERE group_id = ?1 AND state
@@ -67,6 +66,7 @@ class Ledger(LedgerReader):
     def __init__(self, database: Database, claim: Claim) -> None:
         """Takes the ledger (turnout.rollout.ledger_owner says when that is refused)."""
         super().__init__(database)
+        self._moves = PendingMoves()
         self._clock: Clock = claim.clock
         self._scope, self._depth, self._failed = _Scope(self._begin, self._end), 0, False
         self._after: list[Callable[[], None]] = []
@@ -76,9 +76,8 @@ class Ledger(LedgerReader):
         self.counts = self.count_states()
         self._added = self.counts.total()
         self._before = self.counts, self._added
-        self._rows: dict[
-            str, GroupRow
-        ] = {}  # of groups that have not ended, where this incarnation wrote them
+        # of groups that have not ended, where this incarnation wrote them
+        self._rows: dict[str, GroupRow] = {}
         self._covered, self._stale = self._cover(), list[str]()
         threaded = self.threaded and self.path is not None and not database.exclusive
         self._backfill = Backfill(self.path) if threaded and self.path is not None else None
@@ -123,6 +122,7 @@ class Ledger(LedgerReader):
             raise InvariantBroken("a part of a ledger transaction failed, and the rest went on")
         if self.counts.total() != self._added or min(self.counts.values(), default=0) < 0:
             raise InvariantBroken(f"{self._added} groups were admitted, there are {dict(self.counts)}")
+        self._write_moves()
         self._connection.execute("COMMIT")
 
     def _undone(self, error: BaseException) -> BaseException:
@@ -130,6 +130,7 @@ class Ledger(LedgerReader):
         self.counts, self._added = self._before
         self._after.clear()
         self._rows.clear()
+        self._moves.clear()
         self._failed = False
         if self._connection.in_transaction:
             self._connection.rollback()
@@ -147,16 +148,15 @@ class Ledger(LedgerReader):
         self._after.append(effect)
 
     def add(self, group: RolloutGroup, step: int) -> None:
-        """A new attempt, WAITING, admitted at this step; raises InvariantBroken where it is there already."""
+        """A new attempt, WAITING, admitted at this step; the transaction raises InvariantBroken where it is there
+        already."""
         self._within()
         name, state = group.group_id, GroupState.WAITING
-        row = (name, group.ordinal, group.attempt, group.prompt.prompt_id, state.value, step)
-        try:
-            self._connection.execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, 1)", row)
-        except sqlite3.IntegrityError:
-            raise InvariantBroken(f"group {name} was taken twice") from None
-        self._tell(name, 0, (ADMIT, state.value, step, None))
-        self._rows[name] = GroupRow(name, group.ordinal, group.attempt, row[3], state, step, None, None, 1)
+        row = GroupRow(name, group.ordinal, group.attempt, group.prompt.prompt_id, state, step, None, None, 1)
+        if name in self._rows:
+            raise InvariantBroken(f"group {name} was taken twice")
+        self._tell(None, row, ADMIT, step)
+        self._rows[name] = row
         self.counts[state] += 1
         self._added += 1
 
@@ -165,34 +165,47 @@ class Ledger(LedgerReader):
     ) -> None:
         """Moves a group from the state of its row, as read in this transaction, to `after`."""
         self._within()
+        name = row.group_id
+        if row is not (now := self._rows.get(name)) and row != (now or self.row(name)):
+            raise InvariantBroken(f"group {name} is not {row.state} any more")
         trained = step if after is GroupState.TRAINED else None
-        done = self._connection.execute(
-            "UPDATE groups SET state = ?, trained = ?, cause = ?, moves = moves + 1 "
-            "WHERE group_id = ? AND state = ? AND moves = ?",
-            (after.value, trained, cause, row.group_id, row.state.value, row.moves),
+        moved = GroupRow(
+            name, row.ordinal, row.attempt, row.prompt_id, after, row.admitted, trained, cause, row.moves + 1
         )
-        if done.rowcount != 1:
-            raise InvariantBroken(f"group {row.group_id} is not {row.state} any more")
-        self._tell(row.group_id, row.moves, (event.value, after.value, step, cause))
-        self._rows[row.group_id] = but(row, state=after, trained=trained, cause=cause, moves=row.moves + 1)
+        self._tell(row, moved, event.value, step)
         if after in ENDED:
-            del self._rows[row.group_id]
+            self._rows.pop(name, None)
+        else:
+            self._rows[name] = moved
         self.counts[row.state] -= 1
         self.counts[after] += 1
+
+    def _read(self, select: str, *values: object) -> sqlite3.Cursor:
+        self._write_moves()
+        return super()._read(select, *values)
+
+    def _write_moves(self) -> None:
+        if self._moves:
+            self._moves.write(self._connection)
 
     def journal(self, pieces: Iterable[Piece]) -> None:
         """Adds tokens of members in flight; raises InvariantBroken for a group that is not, or a piece that is
         there already. Many pieces in one call cost little more than one."""
         rows = [piece_row(piece) for piece in pieces]
         with self.transaction():
+            strays = sum(not self._in_flight(row[0]) for row in rows)
+            if strays:
+                raise InvariantBroken(f"{strays} pieces belong to groups not in flight")
             try:
-                done = self._connection.executemany(_JOURNAL, rows)
+                self._connection.executemany(_PIECE, rows)
             except sqlite3.IntegrityError:
                 raise InvariantBroken("tokens were journalled twice") from None
-            if done.rowcount != len(rows):
-                raise InvariantBroken(f"{len(rows) - done.rowcount} pieces belong to groups not in flight")
 
-    def store(self, group: RolloutGroup) -> list[tuple[bytes, bytes]]:
+    def _in_flight(self, group_id: str) -> bool:
+        row = self._rows.get(group_id) or self.find(group_id)
+        return row is not None and row.state is GroupState.INFLIGHT
+
+    def store(self, group: RolloutGroup) -> list[tuple[bytearray, bytearray]]:
         """The whole members of a group, in place of their pieces; token ids and log-probs as they are stored."""
         self._within()
         self._connection.execute("DELETE FROM trajectories WHERE group_id = ?", (group.group_id,))
@@ -206,6 +219,7 @@ class Ledger(LedgerReader):
         their rewards and histories stay."""
         names = [(name,) for name in group_ids]
         with self.transaction():
+            self._write_moves()
             self._connection.executemany(_SUM_UP, names)
             self._connection.executemany(_FORGET, names)
 
@@ -304,10 +318,10 @@ class Ledger(LedgerReader):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _tell(self, group_id: str, move: int, what: tuple[str, str, int | None, str | None]) -> None:
-        event, state, step, cause = what
-        row = (group_id, move, event, state, step, self.incarnation, self._clock.wall(), cause)
-        self._connection.execute("INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    def _tell(self, before: GroupRow | None, now: GroupRow, event: str, step: int | None) -> None:
+        at = self._clock.wall()
+        line = (now.group_id, now.moves - 1, event, now.state.value, step, self.incarnation, at, now.cause)
+        self._moves.add(before, now, line)
 
     def _within(self) -> None:
         if not self._depth:

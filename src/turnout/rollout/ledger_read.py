@@ -136,18 +136,18 @@ class LedgerReader:
 
     def every_piece(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(group, piece as in `pieces`) of all groups. Reads all of the ledger, but for tokens."""
-        for group_id, members in self._connection.execute("SELECT group_id, members FROM forgotten"):
+        for group_id, members in self._read("SELECT group_id, members FROM forgotten"):
             for piece in json.loads(members):
                 yield group_id, piece
         select = """SELECT group_id, member, versions, engines, finish, reward FROM trajectories
             WHERE group_id NOT IN (SELECT group_id FROM forgotten) ORDER BY group_id, member, start"""
-        for group_id, member, versions, engines, finish, reward in self._connection.execute(select):
+        for group_id, member, versions, engines, finish, reward in self._read(select):
             made = {"versions": json.loads(versions), "engines": json.loads(engines)}
             yield group_id, {"member": member, **made, "finish": finish, "reward": reward}
 
     def rows(self) -> Iterator[GroupRow]:
         """All groups by their ids."""
-        return map(GroupRow.of, self._connection.execute("SELECT * FROM groups ORDER BY group_id"))
+        return map(GroupRow.of, self._read("SELECT * FROM groups ORDER BY group_id"))
 
     def open_groups(self) -> list[StoredGroup]:
         """Groups that have not ended, by ordinal, with their members as far as they were written. Reads all rows of
@@ -220,11 +220,14 @@ class LedgerReader:
     def close(self) -> None:
         self._database.close()
 
+    def _read(self, select: str, *values: object) -> sqlite3.Cursor:
+        return self._connection.execute(select, values)
+
     def _one(self, select: str, *values: object) -> Any:
-        return self._connection.execute(select, values).fetchone()
+        return self._read(select, *values).fetchone()
 
     def _all(self, select: str, *values: object) -> list[Any]:
-        return self._connection.execute(select, values).fetchall()
+        return self._read(select, *values).fetchall()
 
 
 def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
