@@ -217,6 +217,7 @@ class World:
     """One run. `rate` is the share of calls with a fault."""
 
     seed: int
+    loop: VirtualLoop
     rng: random.Random = field(init=False)
     rate: float = 0.0
     counter: int = 0
@@ -226,7 +227,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.clock = VirtualClock()
+        self.clock = VirtualClock(self.loop)
         self.base = WeightVersion(0, 0, root_of_step(0))
         self.tasks: set[asyncio.Future[Any]] = set()
         self.joining: set[asyncio.Future[Any]] = set()
@@ -388,8 +389,8 @@ class World:
 
 def run_world(seed: int) -> Counter[str]:
     """One world; what happened in it. Raises Broken."""
-    world = World(seed)
     loop = VirtualLoop(seed, seconds_max=20 * NEVER_S)
+    world = World(seed, loop)
 
     async def main() -> None:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from turnout.config.rundir import RunPaths
@@ -32,6 +33,7 @@ from turnout.observe.audit_log import as_one, of_kind
 from turnout.rollout.book import GroupBook
 from turnout.rollout.ledger import Ledger
 from turnout.rollout.ledger_owner import Claim
+from turnout.rollout.ledger_schema import Database
 from turnout.rollout.prompts import Fingerprint
 from turnout.rollout.rewards import RewardRunner
 from turnout.rollout.sampler import Routes, Sampler
@@ -103,11 +105,22 @@ class VirtualTrainerThread(TrainerThread):
 
 
 class VirtualLedger(Ledger):
-    """The production's ledger, whose process can be killed just before or just after a commit."""
+    """The production's ledger, whose process can be killed just before or just after a commit. A kill never comes
+    within one: its log would cost a tenth of a world, and nothing would ever be read from it."""
 
     threaded = False
     world: World | None = None
     life: Life | None = None
+
+    def __init__(self, database: Database, claim: Claim) -> None:
+        for unlogged in (
+            "locking_mode = EXCLUSIVE",
+            "journal_mode = MEMORY",
+            "synchronous = OFF",
+            "cache_spill = OFF",
+        ):
+            database.connection.execute(f"PRAGMA {unlogged}")
+        super().__init__(replace(database, exclusive=True), claim)
 
     def _commit(self) -> None:
         self._may_die()
@@ -120,6 +133,10 @@ class VirtualLedger(Ledger):
         if self.world.faults.hit("torn_write", 0.0001, "ledger"):
             self.life.kill()
             raise Killed("killed at a commit of the ledger")
+
+    def disconnect(self) -> None:
+        """As the end of a process does: the lease stays."""
+        self._connection.close()
 
     def store(self, group: RolloutGroup) -> Any:
         if self.world is not None and self.life is not None and self.life.alive:
@@ -232,12 +249,13 @@ class Controller:
         if not join.cancelled() and isinstance(fault := join.exception(), TurnoutError):
             self._world.note(self._life.name, f"an engine could not join: {fault}")
 
-    def ledger_groups(self) -> list[LedgerGroup]:
-        """All rows, as they stand."""
+    def close_ledger(self) -> list[LedgerGroup]:
+        """The process has ended: all rows, as they stand."""
         if self._ledger is None:
             return []
-        rows = self._ledger.rows()
-        return [LedgerGroup(r.group_id, r.ordinal, r.attempt, r.state, r.cause) for r in rows]
+        rows = [LedgerGroup(r.group_id, r.ordinal, r.attempt, r.state, r.cause) for r in self._ledger.rows()]
+        self._ledger.disconnect()
+        return rows
 
     # the run
 

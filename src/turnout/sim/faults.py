@@ -41,15 +41,16 @@ class Faults:
     def __init__(
         self, rng: random.Random, kinds: Iterable[str], tell: Callable[[str, str], None] | None = None
     ) -> None:
-        self._rng, self._tell = rng, tell
+        self._random, self._tell = rng.random, tell
+        self.uniform = rng.uniform
         self.counts: Counter[str] = Counter()
         self.calm = False
         self.rates = {kind: rng.choice((0.0, 0.3, 1.0, 3.0)) for kind in sorted(kinds)}
 
     def hit(self, kind: str, share: float, who: str) -> bool:
         """Whether this operation of `who` meets the fault; `share` is how many do in a world of middling luck."""
-        rate = self.rates.get(kind, 0.0)
-        if self.calm or rate == 0.0 or self._rng.random() >= rate * share:
+        rate = self.rates.get(kind)
+        if not rate or self.calm or self._random() >= rate * share:
             return False
         self.count(kind, who)
         return True
@@ -62,9 +63,6 @@ class Faults:
 
     def on(self, kind: str) -> bool:
         return not self.calm and self.rates.get(kind, 0.0) > 0.0
-
-    def uniform(self, low: float, high: float) -> float:
-        return self._rng.uniform(low, high)
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from turnout.placement.real import RealClock
 
 EPOCH_S = 1_700_000_000.0  # what the wall clock shows at virtual time 0
 CANCELS, DISCARDED_MAX = 2, 1500  # of what still waits at the end
+TASKS_KEPT = 200  # that are done, at least
 TIE_S = 1e-9  # timers of one instant are spread over so much
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
@@ -66,31 +67,32 @@ class Life:
 
 
 class _Callback:
-    """What asyncio calls a handle."""
+    """What asyncio calls a handle. `call` None: cancelled."""
 
-    __slots__ = ("_args", "_call", "_context", "life", "when_s")
+    __slots__ = ("args", "call", "context", "life", "when_s")
 
     def __init__(
         self, call: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None
     ) -> None:
-        self._call: Callable[..., object] | None = call
-        self._args = args
-        self._context = contextvars.copy_context() if context is None else context
-        self.life: Life | None = self._context.get(LIFE)
+        self.call: Callable[..., object] | None = call
+        self.args = args
+        self.context = context = contextvars.copy_context() if context is None else context
+        self.life: Life | None = context.get(LIFE)
         self.when_s = 0.0
 
     def cancel(self) -> None:
-        self._call, self._args = None, ()
+        self.call, self.args = None, ()
 
     def cancelled(self) -> bool:
-        return self._call is None
+        return self.call is None
 
     def when(self) -> float:
         return self.when_s
 
-    def run(self) -> None:
-        if self._call is not None:
-            self._context.run(self._call, *self._args)
+    @property
+    def void(self) -> bool:
+        """Whether it never runs: cancelled, or of a life that is over."""
+        return self.call is None or (self.life is not None and not self.life.alive)
 
 
 UNSEEN = (RuntimeError, OSError, TurnoutError, Killed)  # what may be raised when a world is over
@@ -102,13 +104,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self, seed: int, callbacks_max: int = 3_000_000, seconds_max: float = 1e6) -> None:
         self.at = 0.0
         self.faults: list[BaseException] = []
-        self._rng = random.Random(seed)
+        self._random = random.Random(seed).random
         self._ready: deque[_Callback] = deque()
         self._timers: list[tuple[float, int, _Callback]] = []
         self._made = 0
         self._left, self._seconds_max = callbacks_max, seconds_max
         self._running = False
         self._tasks: dict[Any, Life | None] = {}
+        self._forget_at = TASKS_KEPT
 
     # time and callbacks
 
@@ -131,7 +134,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> _Callback:
-        return self.call_at(self.at + delay, callback, *args, context=context)
+        return self._at(self.at + delay, _Callback(callback, args, context))
 
     def call_at(  # type: ignore[override]
         self,
@@ -140,10 +143,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> _Callback:
-        handle = _Callback(callback, args, context)
-        handle.when_s = max(when, self.at) + self._rng.random() * TIE_S
+        return self._at(when, _Callback(callback, args, context))
+
+    def _at(self, when: float, handle: _Callback) -> _Callback:
+        when = max(when, self.at) + self._random() * TIE_S
+        handle.when_s = when
         self._made += 1
-        heapq.heappush(self._timers, (handle.when_s, self._made, handle))
+        heapq.heappush(self._timers, (when, self._made, handle))
         return handle
 
     # running
@@ -169,14 +175,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._move()
         for _ in range(len(ready)):
             handle = ready.popleft()
-            life = handle.life
-            if handle.cancelled() or (life is not None and (not life.alive or life.counts_out())):
+            call, life = handle.call, handle.life
+            if call is None or (life is not None and (not life.alive or life.counts_out())):
                 continue
             self._left -= 1
             if self._left < 0:
                 raise Stuck("the world made more callbacks than it may: something never ends")
             try:
-                handle.run()
+                handle.context.run(call, *handle.args)
             except Killed:
                 if life is None or life.alive:
                     raise
@@ -185,14 +191,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _move(self) -> None:
         timers = self._timers
-        while timers and (timers[0][2].cancelled() or (timers[0][2].life and not timers[0][2].life.alive)):
+        while timers and timers[0][2].void:
             heapq.heappop(timers)
         if not timers:
             raise Stuck("everything waits and no timer is set")
-        self.at = timers[0][0]
-        if self.at > self._seconds_max:
+        self.at = at = timers[0][0]
+        if at > self._seconds_max:
             raise Stuck(f"the world went on past {self._seconds_max:.0f} virtual seconds")
-        while timers and timers[0][0] <= self.at:
+        while timers and timers[0][0] <= at:
             self._ready.append(heapq.heappop(timers)[2])
 
     def is_running(self) -> bool:
@@ -211,8 +217,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:  # type: ignore[override]
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        if len(self._tasks) >= self._forget_at:
+            self._forget()
         self._tasks[task] = LIFE.get() if context is None else context.get(LIFE)
         return task
+
+    def _forget(self) -> None:
+        """Lets go of tasks that are done and left nothing unseen."""
+        self._tasks = {k: life for k, life in self._tasks.items() if not k.done() or k._log_traceback}
+        self._forget_at = 2 * len(self._tasks) + TASKS_KEPT
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         """What a thread would do, done here between two callbacks."""
@@ -266,15 +279,37 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         for _ in range(DISCARDED_MAX):
             if not self._ready:
                 return
-            with contextlib.suppress(*UNSEEN):
-                self._ready.popleft().run()
+            handle = self._ready.popleft()
+            if handle.call is not None:
+                with contextlib.suppress(*UNSEEN):
+                    handle.context.run(handle.call, *handle.args)
 
 
 class VirtualClock(RealClock):
-    """The Clock port on the running VirtualLoop."""
+    """The Clock port on a VirtualLoop."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
 
     def now(self) -> float:
-        return asyncio.get_running_loop().at  # type: ignore[attr-defined]
+        return self._loop.at
 
     def wall(self) -> float:
-        return EPOCH_S + self.now()
+        return EPOCH_S + self._loop.at
+
+    async def sleep(self, seconds: float) -> None:
+        """As asyncio.sleep."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+        timer = self._loop.call_later(seconds, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.set_result(None)

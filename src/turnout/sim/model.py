@@ -20,9 +20,9 @@ from turnout.weights.digest import root_of
 from turnout.weights.tensors import HostTensor
 
 MASK = (1 << 64) - 1
-TOKEN_MASK = (1 << 22) - 1
 STALE = 0x9E3779B97F4A7C15  # mixed in where KV of other weights was read
 LONGEST = 20  # times the median, as in long-tailed rollouts
+LOGPROBS = tuple(-(low + 1) / 256 for low in range(1024))  # by the low bits of a token
 
 
 def prompt_ids(index: int, length: int) -> tuple[int, ...]:
@@ -72,15 +72,14 @@ def next_tokens(before: int, seed: int, at: int, root: int, count: int) -> list[
     made: list[int] = []
     for place in range(at, at + count):
         mixed = (before * 6364136223846793005 + seed + place * 1442695040888963407 + root) & MASK
-        mixed ^= mixed >> 31
-        before = ((mixed * 0xBF58476D1CE4E5B9) & MASK) >> 42 & TOKEN_MASK
+        before = (((mixed ^ mixed >> 31) * 0xBF58476D1CE4E5B9) & MASK) >> 42  # 22 bits
         made.append(before)
     return made
 
 
 def logprobs_of(ids: Iterable[int]) -> list[float]:
     """Exact in binary: equal tokens have equal log-probs, bit for bit."""
-    return [-((token & 1023) + 1) / 256 for token in ids]
+    return [LOGPROBS[token & 1023] for token in ids]
 
 
 def tokens(

@@ -263,7 +263,8 @@ async def run_plane(config: RunConfig, pace: Pace, clients: list[EngineClient], 
 
 def run_virtual(config: RunConfig, pace: Pace, mend: Mend = unchanged, wait: Any = None) -> Outcome:
     """In virtual time. `wait`: called with the clock and a prompt's label by its reward."""
-    loop, clock = VirtualLoop(pace.seed, callbacks_max=1 << 40), VirtualClock()
+    loop = VirtualLoop(pace.seed, callbacks_max=1 << 40)
+    clock = VirtualClock(loop)
 
     class Timers:
         def later(self, seconds: float, call: Callable[..., object], *args: Any) -> Any:

@@ -90,7 +90,7 @@ class World:
         self.seed, self.plan = seed, plan
         self.rng = random.Random(f"world/{seed}")
         self.loop = VirtualLoop(seed)
-        self.clock = VirtualClock()
+        self.clock = VirtualClock(self.loop)
         self.trace: list[str] = []
         self._tracing = options.trace
         self.faults = Faults(random.Random(f"faults/{seed}"), options.kinds, self.note)
@@ -229,7 +229,7 @@ class World:
 
     def _ended(self, controller: Controller, task: asyncio.Task[None]) -> bool:
         fault = task.exception()
-        self.record.ledger = controller.ledger_groups()
+        self.record.ledger = controller.close_ledger()
         if fault is None:
             self.record.final_root = controller.trained_root
             self.note("run", f"finished with {self.record.final_root}")

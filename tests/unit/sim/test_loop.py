@@ -11,8 +11,8 @@ from turnout.core.errors import DeadlineExceeded
 from turnout.sim.loop import EPOCH_S, LIFE, Life, Stuck, VirtualClock, VirtualLoop
 
 
-def run(work, seed=0, **limits):
-    loop = VirtualLoop(seed, **limits)
+def run(work, loop=None, **limits):
+    loop = VirtualLoop(0, **limits) if loop is None else loop
     try:
         return loop.run_until_complete(work)
     finally:
@@ -28,7 +28,8 @@ def begun(life, work):
 
 
 def test_an_hour_passes_at_once_and_in_order():
-    clock = VirtualClock()
+    loop = VirtualLoop(0)
+    clock = VirtualClock(loop)
 
     async def main():
         order = []
@@ -41,25 +42,27 @@ def test_an_hour_passes_at_once_and_in_order():
         return order, clock.wall()
 
     began = time.monotonic()
-    order, wall = run(main())
+    order, wall = run(main(), loop)
     assert order == [(1, 1.0), (60, 60.0), (3600, 3600.0)]
     assert wall == pytest.approx(EPOCH_S + 3600)
     assert time.monotonic() - began < 60
 
 
 def test_a_deadline_cancels_what_it_waits_for():
-    clock = VirtualClock()
+    loop = VirtualLoop(0)
+    clock = VirtualClock(loop)
 
     async def main():
         with pytest.raises(DeadlineExceeded, match="waited 2 s for an answer"):
             await clock.within(2, "an answer", clock.sleep(10))
         return clock.now()
 
-    assert run(main()) == pytest.approx(2)
+    assert run(main(), loop) == pytest.approx(2)
 
 
 def timers_of_one_instant(seed):
-    clock = VirtualClock()
+    loop = VirtualLoop(seed)
+    clock = VirtualClock(loop)
 
     async def main():
         order = []
@@ -71,7 +74,7 @@ def timers_of_one_instant(seed):
         await asyncio.gather(*map(wait, range(8)))
         return order
 
-    return run(main(), seed)
+    return run(main(), loop)
 
 
 def test_timers_of_one_instant_fire_in_an_order_of_the_seed():
@@ -85,7 +88,8 @@ def test_what_nothing_can_end_is_stuck_at_once():
 
 
 def test_a_world_without_end_is_stuck():
-    clock = VirtualClock()
+    loop = VirtualLoop(0, seconds_max=100)
+    clock = VirtualClock(loop)
 
     async def forever():
         while True:
@@ -96,13 +100,14 @@ def test_a_world_without_end_is_stuck():
             await asyncio.sleep(0)
 
     with pytest.raises(Stuck, match="virtual seconds"):
-        run(forever(), seconds_max=100)
+        run(forever(), loop)
     with pytest.raises(Stuck, match="callbacks"):
         run(spin(), callbacks_max=1000)
 
 
 def test_a_killed_life_runs_nothing_more_not_even_finally():
-    clock = VirtualClock()
+    loop = VirtualLoop(0)
+    clock = VirtualClock(loop)
     seen = []
 
     async def victim():
@@ -119,17 +124,15 @@ def test_a_killed_life_runs_nothing_more_not_even_finally():
         await clock.sleep(100)
         return task.done()
 
-    loop = VirtualLoop(0)
     assert loop.run_until_complete(main()) is False
     assert seen == []
     loop.discard()
 
 
 def test_a_life_dies_before_its_nth_callback_wherever_that_is():
-    clock = VirtualClock()
-
     def steps_done(crash_at):
-        done = []
+        done, loop = [], VirtualLoop(0)
+        clock = VirtualClock(loop)
 
         async def work():
             for step in range(10):
@@ -142,7 +145,7 @@ def test_a_life_dies_before_its_nth_callback_wherever_that_is():
             await clock.sleep(100)
             return life.alive
 
-        alive = run(main())
+        alive = run(main(), loop)
         return len(done), alive
 
     found = [steps_done(crash_at) for crash_at in range(1, 30)]

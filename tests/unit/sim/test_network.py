@@ -35,7 +35,7 @@ def world(work, kind=None, shape=SHAPE):
     faults = Faults(random.Random(0), () if kind is None else (kind,))
     faults.rates = dict.fromkeys(faults.rates, 1e9)
     engine = VirtualEngine("e0", shape, BASE.root, Timers())
-    clock = VirtualClock()
+    clock = VirtualClock(loop)
 
     def lost(found):
         found.die()
