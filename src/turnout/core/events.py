@@ -5,7 +5,7 @@ The JSON form is {"event": <class name>, "at": <wall seconds>, ...fields}. Field
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 STALE = "stale: "  # how reasons of groups begin that were evicted by --staleness-policy
@@ -299,7 +299,7 @@ KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclas
 
 
 def to_json(event: Event, at: float) -> dict[str, Any]:
-    return {"event": type(event).__name__, "at": at, **asdict(event)}
+    return {"event": type(event).__name__, "at": at, **vars(event)}
 
 
 def from_json(row: dict[str, Any]) -> Event:

@@ -55,8 +55,6 @@ class RoutedExperts:
 
     def sequence(self, prompt: int) -> bytes:
         """One row for every position but the last, of a prompt of so many tokens and the response."""
-        if not self.width:
-            return b""
         before = self.prompt or missing(self.width, prompt - 1)
         return before + self.rows
 

@@ -23,6 +23,7 @@ from turnout.core.ports import Clock
 from turnout.observe.append import append_line
 
 log = logging.getLogger(__name__)
+_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class EventLog:
@@ -64,7 +65,7 @@ class EventLog:
         """Appends one event. Raises InvariantBroken where it holds something that JSON doesn't have (NaN),
         LedgerError where the file can't be written."""
         try:
-            text = json.dumps(to_json(event, self._clock.wall()), ensure_ascii=False, allow_nan=False)
+            text = _text(to_json(event, self._clock.wall()))
         except (TypeError, ValueError) as error:
             raise InvariantBroken(f"event {type(event).__name__} can't be written: {error}") from None
         self.size = append_line(self._file, self._path, text.encode() + b"\n")

@@ -17,7 +17,7 @@ Importance weights are no verdict: turnout.train.off_policy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -54,11 +54,13 @@ class StalenessPolicy:
 @record
 class Verdict:
     """What becomes of a group. `lag` is the greatest lag of its trainable tokens, that which decided; `group` is
-    what may train (KEEP, MASK), `masked` counts the trainable tokens that it lost, `reason` says why it may not."""
+    what may train (KEEP, MASK), `trained` the trainable tokens that it has, `masked` counts those that it lost,
+    `reason` says why it may not."""
 
     fate: Fate
     lag: int
     group: RolloutGroup
+    trained: Tokens
     masked: int = 0
     reason: str = ""
 
@@ -110,25 +112,16 @@ def too_old(lag: int, policy: StalenessPolicy) -> str:
     return "made by a version that never became current"
 
 
-def _runs(member: Trajectory) -> Sequence[tuple[str, tuple[int, ...]]]:
-    """The label and the loss mask of each run of tokens of one version."""
-    runs, mask = member.spans.runs, member.loss_mask
-    if len(runs) == 1:  # as nearly always
-        return ((runs[0][1], mask),)
-    found, first = [], 0
-    for tokens, label in runs:
-        found.append((label, mask[first : first + tokens]))
-        first += tokens
-    return found
-
-
-def trained_tokens(group: RolloutGroup) -> dict[str, int]:
-    """How many of the group's trainable tokens each version made, by its label; versions of none are left out."""
+def trained_tokens(group: RolloutGroup) -> Tokens:
+    """How many of the group's trainable tokens each version made; versions of none are left out."""
     counted: dict[str, int] = {}
     for member in group.trajectories:
-        for label, mask in _runs(member):
-            if tokens := mask.count(1):
-                counted[label] = counted.get(label, 0) + tokens
+        mask, first = member.loss_mask, 0
+        for tokens, label in member.spans.runs:
+            part = mask if tokens == len(mask) else mask[first : first + tokens]
+            first += tokens
+            if trained := part.count(1):
+                counted[label] = counted.get(label, 0) + trained
     return counted
 
 
@@ -137,20 +130,21 @@ def judge(group: RolloutGroup, exported_at: Exports, steps_done: int, policy: St
 
     Raises InvariantBroken, naming the group, where a trainable token's version was never published here.
     """
-    labels = {label for member in group.trajectories for label, mask in _runs(member) if any(mask)}
-    lag = greatest_lag(group.group_id, labels, exported_at, steps_done)
+    trained = trained_tokens(group)
+    lag = greatest_lag(group.group_id, trained, exported_at, steps_done)
     if lag <= policy.max_staleness:
-        return Verdict(Fate.KEEP, lag, group)
+        return Verdict(Fate.KEEP, lag, group, trained)
     why = too_old(lag, policy)
     if policy.over is Fate.REPLAY and group.attempt + 1 >= MAX_ATTEMPTS:
-        return Verdict(Fate.DROP, lag, group, reason=f"{STALE}{why}, in attempt {group.attempt + 1}")
+        return Verdict(Fate.DROP, lag, group, {}, reason=f"{STALE}{why}, in attempt {group.attempt + 1}")
     if policy.over is not Fate.MASK:
-        return Verdict(policy.over, lag, group, reason=f"{STALE}{why}")
-    masked = tuple(_masked(t, token_lags(t, exported_at, steps_done), policy) for t in group.trajectories)
-    lost = sum(sum(t.loss_mask) - sum(m.loss_mask) for t, m in zip(group.trajectories, masked))
-    if not any(any(m.loss_mask) for m in masked):
-        return Verdict(Fate.DROP, lag, group, reason=f"{STALE}no token is left, {why}")
-    return Verdict(Fate.MASK, lag, replace(group, trajectories=masked), masked=lost)
+        return Verdict(policy.over, lag, group, {}, reason=f"{STALE}{why}")
+    members = [_masked(t, token_lags(t, exported_at, steps_done), policy) for t in group.trajectories]
+    masked = replace(group, trajectories=tuple(members))
+    left = trained_tokens(masked)
+    if not left:
+        return Verdict(Fate.DROP, lag, group, {}, reason=f"{STALE}no token is left, {why}")
+    return Verdict(Fate.MASK, lag, masked, left, sum(trained.values()) - sum(left.values()))
 
 
 def trained_lags(groups: Iterable[Tokens], exported_at: Exports, steps_done: int) -> Counter[int]:

@@ -37,6 +37,7 @@ from typing import Protocol
 from turnout.core.errors import NothingToTrain
 from turnout.core.types import RolloutGroup, TrainBatch
 from turnout.core.version import WeightVersion
+from turnout.rollout.staleness import Tokens
 from turnout.schedule.lag import LagGate
 from turnout.schedule.phases import Phases
 
@@ -55,7 +56,7 @@ class StepBatch:
     filtered: int
     short: str
     last: bool
-    trained: dict[str, dict[str, int]]
+    trained: dict[str, Tokens]
     lags: Counter[int] = field(default_factory=Counter[int])
     masked: int = 0
     evicted: int = 0

@@ -64,38 +64,42 @@ class BatchMaker:
         self._made = made
 
     async def take(self, step: int) -> StepBatch | None:
-        groups: list[RolloutGroup] = []
-        masked = evicted = 0
+        kept: list[Verdict] = []
+        evicted = 0
         while True:
-            got = await self._taken(self._pool.plan.per_step - len(groups), step)
-            kept, lost = await self._judged(got.groups, step)
+            got = await self._taken(self._pool.plan.per_step - len(kept), step)
+            young, lost = await self._judged(got.groups, step)
             evicted += len(lost)
             self._evict(lost, step, evicted)
-            groups += [verdict.group for verdict in kept]
-            masked += sum(verdict.masked for verdict in kept)
+            kept += young
             if not lost:
                 break
         if got.short == NO_DATA and self._pool.plan.last_batch == "drop":
-            for group in groups:
-                self._pool.drop(group, NOT_FULL)
-            log.warning("step %d: the last %d groups don't fill a batch: dropped", step, len(groups))
-            groups = []
+            for verdict in kept:
+                self._pool.drop(verdict.group, NOT_FULL)
+            log.warning("step %d: the last %d groups don't fill a batch: dropped", step, len(kept))
+            kept = []
         self._pool.end_step()
-        if not groups:
+        if not kept:
             return None
+        batch = self._batch(step, kept, got, evicted)
+        self._made(batch)
+        return batch
+
+    def _batch(self, step: int, kept: list[Verdict], got: Taken, evicted: int) -> StepBatch:
+        groups = [verdict.group for verdict in kept]
+        trained = {verdict.group.group_id: verdict.trained for verdict in kept}
         if self._advantage.mask_truncated:
             groups = [without_truncated(group) for group in groups]
+            trained = {group.group_id: trained_tokens(group) for group in groups}
         self._book.take(step, groups)
         gate = self._fresh.gate
         samples = build_samples(groups, self._advantage, gate.lags(step))
         labels = {label for group in groups for t in group.trajectories for _, label in t.spans.runs}
         train = TrainBatch(step, min(labels, default=""), samples)
-        trained = {group.group_id: trained_tokens(group) for group in groups}
-        lags = gate.count(trained.values(), step)
+        lags, masked = gate.count(trained.values(), step), sum(verdict.masked for verdict in kept)
         numbers = (got.failed, got.filtered, got.short, got.last)
-        batch = StepBatch(step, groups, train, *numbers, trained, lags, masked, evicted)
-        self._made(batch)
-        return batch
+        return StepBatch(step, groups, train, *numbers, trained, lags, masked, evicted)
 
     async def _taken(self, count: int, step: int) -> Taken:
         """So many groups. Where none can come since the last update failed, and no slot is free, it is tried again:

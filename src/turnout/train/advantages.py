@@ -100,9 +100,12 @@ def _one_number(settings: AdvantageSettings) -> bool:
 
 def _shared_opening(group: RolloutGroup) -> int:
     """Tokens that all responses begin with and no model made: they are a part of the prompt, computed once."""
-    count = min([t.opening for t in group.trajectories], default=0)
-    first = group.trajectories[0].response_ids[:count] if count else ()
-    return count if not count or all(t.response_ids[:count] == first for t in group.trajectories) else 0
+    members = group.trajectories
+    if not members or not members[0].opening:
+        return 0
+    count = min(t.opening for t in members)
+    first = members[0].response_ids[:count]
+    return count if all(t.response_ids[:count] == first for t in members) else 0
 
 
 def _samples(group: RolloutGroup, settings: AdvantageSettings, lags: Lags) -> list[TrainSample]:
@@ -124,7 +127,7 @@ def _samples(group: RolloutGroup, settings: AdvantageSettings, lags: Lags) -> li
                 () if values is None else (values[at],) * len(ids),
                 lags(t)[shared:],
                 reward=rewards[at],
-                routed=t.routed.sequence(len(before)),
+                routed=t.routed.sequence(len(before)) if t.routed.width else b"",
             )
         )
     return samples

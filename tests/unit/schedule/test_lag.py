@@ -9,7 +9,7 @@ from turnout.core.types import Finish, Prompt, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans, WeightVersion
 from turnout.rollout.ledger_rows import VersionRow
 from turnout.rollout.returning import ABANDONED, REMADE
-from turnout.rollout.staleness import Fate, StalenessPolicy, trained_tokens
+from turnout.rollout.staleness import Fate, StalenessPolicy, Tokens, trained_tokens
 from turnout.schedule.lag import LagGate
 
 
@@ -26,7 +26,7 @@ def spanning(*steps: int, root: str = "a") -> RolloutGroup:
     return RolloutGroup("g7", 7, 0, Prompt("p", (1,), ""), (member,))
 
 
-def tokens(group: RolloutGroup) -> dict[str, dict[str, int]]:
+def tokens(group: RolloutGroup) -> dict[str, Tokens]:
     """As a batch of this group has them."""
     return {group.group_id: trained_tokens(group)}
 
