@@ -16,7 +16,7 @@ from turnout.core.version import VersionConstraint
 from turnout.engine.model import LoadedModel
 from turnout.engine.request_machine import Request
 from turnout.engine.requests import RID_MAX, BadRequest
-from turnout.protocol.sglang import SamplingParams
+from turnout.protocol.sglang import RETURN_TEXT, SamplingParams
 
 PROMPTS_MAX = 1024
 STOPS_MAX = 16
@@ -30,6 +30,9 @@ PER_PROMPT = (
     "logprob_start_len",
     "extra_key",
 )  # a list has one for each prompt
+FLAGS = {
+    "return_logprob": False, "return_text_in_logprobs": False, "return_routed_experts": False, RETURN_TEXT: True,
+}  # fmt: skip
 NOT_SERVED = (
     "image_data", "video_data", "audio_data", "input_embeds", "lora_path", "return_hidden_states",
     "custom_logit_processor", "top_logprobs_num", "token_ids_logprob",
@@ -49,6 +52,7 @@ class Prompt:
     request: Request
     return_logprob: bool
     text_in_logprobs: bool = False
+    text: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,15 @@ class GenerateCall:
     prompts: tuple[Prompt, ...]
     listed: bool
     stream: bool
+
+
+def needs_text(row: dict[str, Any]) -> bool:
+    """Whether a call has to do with the tokenizer: not where prompt and reply are ids, without stop strings."""
+    params = row.get("sampling_params")
+    each = params if isinstance(params, list) else [params]
+    stops = any(isinstance(one, dict) and one.get("stop") for one in each)
+    named = row.get("return_text_in_logprobs") or row.get("text") is not None
+    return bool(row.get(RETURN_TEXT) is not False or named or stops)
 
 
 def parse_generate(row: dict[str, Any], model: LoadedModel) -> GenerateCall:
@@ -111,8 +124,8 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
     if not isinstance(rid, str) or not 0 < len(rid) <= RID_MAX:
         faults.append(Fault("rid", str(rid)[:40], f"must be a text of 1 to {RID_MAX} characters"))
     flags = {}
-    for name in ("return_logprob", "return_text_in_logprobs", "return_routed_experts"):
-        flags[name] = row[name] if row.get(name) is not None else False
+    for name, usual in FLAGS.items():
+        flags[name] = row[name] if row.get(name) is not None else usual
         if not isinstance(flags[name], bool):
             faults.append(Fault(name, str(flags[name])[:40], "must be true or false"))
     key = row.get("extra_key")
@@ -136,7 +149,7 @@ def _one(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> Prompt
     request = Request(str(rid), ids, params, seed, end_ids, namespace=namespace, constraint=constraint)
     request.logprob_start = start
     request.routed_from = routed
-    return Prompt(request, flags["return_logprob"], flags["return_text_in_logprobs"])
+    return Prompt(request, flags["return_logprob"], flags["return_text_in_logprobs"], flags[RETURN_TEXT])
 
 
 def _logprob_start(row: dict[str, Any], prompt: int, faults: list[Fault]) -> int | None:

@@ -16,12 +16,12 @@ from torch import Tensor
 from turnout.core.errors import InvariantBroken
 from turnout.engine.attention import KvCache
 from turnout.engine.packed import DEPTH, TILE, PackedStorage, blocks, depth_blocks
+from turnout.engine.plain_config import FAMILY
 from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.shape import ModelShape
 from turnout.engine.step import StepInput
 from turnout.native.loader import library, path_taken
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 SPARE_ROWS = 32  # products read whole tiles of rows
 
 

@@ -4,22 +4,25 @@ where the fused runner (engine.llama) does not take it.
 Promises: a model that this engine would serve wrongly (sliding windows, rotary scaling that looks at the
 batch, an unknown architecture) is refused with ModelError; the module that is returned
 runs `module.base_model(input_ids [1, rows], position_ids [1, rows], step=StepRows)` and owns aligned parameters.
-An engine with the fused runner doesn't import the models of transformers, which take as long as torch to import.
+An engine with the fused runner and a plain config doesn't import transformers, which takes more CPU time than
+torch, before a request has to do with text.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-from transformers.utils import logging as hf_logging
 
 from turnout.core.errors import Fault, ModelError
 from turnout.engine import attention, linear, llama, quantised
+from turnout.engine.plain_config import plain_config
 from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.shape import ModelShape
 
@@ -33,17 +36,29 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """`module` is None where the weights are kept otherwise (engine.packed). `tokenizer` is None where the folder
-    has none: then only token ids are served."""
+    """`module` is None where the weights are kept otherwise (engine.packed)."""
 
     config: Any
     module: PreTrainedModel | None
     shape: ModelShape
-    tokenizer: Any | None
+    folder: Path
+
+    @cached_property
+    def tokenizer(self) -> Any | None:
+        """Loaded when it is first asked for; None where the folder has none: then only token ids are served. Raises
+        ModelError for one that cannot be read."""
+        return _tokenizer(self.folder) if has_tokenizer(self.folder) else None
+
+    async def text_ready(self) -> None:
+        """Returns when the tokenizer is there; it is loaded beside the event loop."""
+        if "tokenizer" not in vars(self):
+            await asyncio.to_thread(lambda: self.tokenizer)
 
 
 def read_config(settings: EngineSettings) -> Any:
     """The config of `settings.model_path`; raises ModelError with everything that is not served."""
+    from transformers import AutoConfig  # noqa: PLC0415 - see the module
+
     folder = settings.model_path
     if not (folder / "config.json").is_file():
         raise ModelError(Fault("model_path", str(folder), "has no config.json"))
@@ -59,9 +74,14 @@ def read_config(settings: EngineSettings) -> Any:
 
 def load_model(settings: EngineSettings) -> LoadedModel:
     """Reads config, weights and tokenizer of `settings.model_path`; raises ModelError with every fault."""
-    folder, config = settings.model_path, read_config(settings)
+    folder = settings.model_path
+    config: Any = None if settings.runner == "module" else plain_config(folder)
+    if config is None or llama.refusal(config, settings) is not None:
+        config = read_config(settings)
     module = None if _fused(config, settings) else _module(folder, config, settings)
-    return LoadedModel(config, module, shape_of(config, settings), tokenizer_of(folder))
+    if not has_tokenizer(folder):
+        log.info("%s has no tokenizer: text prompts and stop strings are refused", folder.name)
+    return LoadedModel(config, module, shape_of(config, settings), folder)
 
 
 def _fused(config: Any, settings: EngineSettings) -> bool:
@@ -80,6 +100,7 @@ def _fused(config: Any, settings: EngineSettings) -> bool:
 
 def _module(folder: Path, config: Any, settings: EngineSettings) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - see the module
+    from transformers.utils import logging as hf_logging  # noqa: PLC0415
 
     hf_logging.disable_progress_bar()
     attention.register()
@@ -148,9 +169,12 @@ def shape_of(config: Any, settings: EngineSettings) -> ModelShape:
 
 def _eos_ids(folder: Path, config: Any) -> frozenset[int]:
     """Those of generation_config.json where it is there, else config.json's."""
-    ids = None
-    if (folder / "generation_config.json").is_file():
-        ids = GenerationConfig.from_pretrained(folder).eos_token_id
+    ids, path = None, folder / "generation_config.json"
+    if path.is_file():
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except ValueError as fault:
+            raise ModelError(Fault("model_path", str(path), f"is not JSON: {fault}")) from fault
     if ids is None:
         ids = config.eos_token_id
     if ids is None:
@@ -158,9 +182,14 @@ def _eos_ids(folder: Path, config: Any) -> frozenset[int]:
     return frozenset([ids] if isinstance(ids, int) else ids)
 
 
-def tokenizer_of(folder: Path) -> Any | None:
-    """None where the folder has none."""
-    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        log.info("%s has no tokenizer: text prompts and stop strings are refused", folder.name)
-        return None
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - see the module
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as fault:
+        raise ModelError(Fault("tokenizer", str(folder), f"cannot be read: {fault}")) from fault

@@ -35,11 +35,13 @@ class OpenAIApi:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         row = parse_object(await request.read())
+        await self.compute.model.text_ready()
         asked = parse_completion(row, self.compute.model, self.settings.model_name)
         return await self._answer(request, row, asked)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         row = parse_object(await request.read())
+        await self.compute.model.text_ready()
         asked = parse_chat(row, self.compute.model, self.settings.model_name)
         return await self._answer(request, row, asked)
 

@@ -12,8 +12,6 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
-
 from turnout.core.errors import Fault
 from turnout.engine.generate_request import PROMPTS_MAX, GenerateCall, parse_generate
 from turnout.engine.model import LoadedModel
@@ -167,6 +165,8 @@ def _chat_ids(row: dict[str, Any], model: LoadedModel, faults: list[Fault]) -> l
     messages = _messages(row.get("messages"), faults)
     if not messages:
         return []
+    from jinja2 import TemplateError  # noqa: PLC0415 - comes with the tokenizer, see engine.model
+
     try:
         return tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False, **extra

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from turnout.core.errors import ModelError
 from turnout.engine import attention, linear
 from turnout.engine.linear import row_blocks
-from turnout.engine.model import DTYPES, LoadedModel, read_config, shape_of, tokenizer_of
+from turnout.engine.model import DTYPES, LoadedModel, read_config, shape_of
 from turnout.engine.parallel_group import Group
 from turnout.engine.parallel_plan import Sizes, faults
 from turnout.engine.runner import ModuleForward
@@ -118,7 +118,7 @@ def load_shard(settings: EngineSettings, rank: int, group: Group) -> Shard:
     linear.convert(module, settings.row_block)
     shape = shape_of(config, settings)
     shape = replace(shape, kv_heads=shape.kv_heads // place.tp, heads=shape.heads // place.tp)
-    model = LoadedModel(config, module, shape, tokenizer_of(settings.model_path))
+    model = LoadedModel(config, module, shape, settings.model_path)
     return Shard(model, module, place, whole.specs, whole.tied)
 
 

@@ -26,7 +26,7 @@ def reply_row(prompt: Prompt, model: LoadedModel) -> dict[str, Any]:
     """The whole answer to one prompt whose request ended."""
     request = prompt.request
     row = GenerateReply(
-        text=response_text(model.tokenizer, request),
+        text=response_text(model.tokenizer, request) if prompt.text else "",
         output_ids=tuple(request.output),
         logprobs=tuple(request.logprobs),
         finish=request.finish if request.finish is not None else Finish.ABORT,
@@ -102,7 +102,8 @@ class Progress:
     def __init__(self, prompt: Prompt, model: LoadedModel, own: bool = False) -> None:
         self.prompt, self.request, self._model, self._own = prompt, prompt.request, model, own
         params = self.request.params
-        self._shown = ShownText(model.tokenizer, params.stop, params.skip_special_tokens)
+        tokenizer = model.tokenizer if prompt.text else None
+        self._shown = ShownText(tokenizer, params.stop, params.skip_special_tokens)
         self.text = ""
         self.count = 0
         self._ids, self._pairs, self._inputs, self._json_text = "", "", "", ""

@@ -20,7 +20,7 @@ from turnout.core.errors import EngineBusy, TurnoutError, UserError, VersionUnme
 from turnout.engine.control import Adoption, Control, ControlCalls
 from turnout.engine.events import send_events
 from turnout.engine.folder_probe import FolderProbe
-from turnout.engine.generate_request import parse_generate
+from turnout.engine.generate_request import needs_text, parse_generate
 from turnout.engine.lease import Leases
 from turnout.engine.loop import ComputeThread
 from turnout.engine.openai_api import OpenAIApi
@@ -109,6 +109,8 @@ class Server:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         row = parse_object(await request.read())
+        if needs_text(row):
+            await self.compute.model.text_ready()
         asked = parse_generate(row, self.compute.model)
         requests = [prompt.request for prompt in asked.prompts]
         async with (

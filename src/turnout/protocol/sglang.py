@@ -20,6 +20,7 @@ from turnout.protocol.pd import Bootstrap
 
 T = TypeVar("T", str, int)
 ENGINE_HEADER = "X-Turnout-Engine"  # ours: the id of the engine that answers, for who asked through a router
+RETURN_TEXT = "return_text"  # ours, in the body of /generate: false where nobody reads the reply's text
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class GenerateRequest:
     """One POST /generate. `rid` is chosen by the client, fixed-length and random; never empty. `bootstrap` is there
     where the two halves of a PD pair get the same request (docs/guides/pd.md). Requests of one `routing_key` a
     router sends to one engine (empty: to any); it is no part of the body. `routed_from`: from which position on the
-    experts of a mixture are asked for (None: they are not)."""
+    experts of a mixture are asked for (None: they are not). Text isn't asked for: who wants it decodes the ids."""
 
     rid: str
     input_ids: tuple[int, ...]
@@ -95,6 +96,7 @@ class GenerateRequest:
             "sampling_params": self.params.to_json(),
             "return_logprob": self.return_logprob,
             "stream": False,
+            RETURN_TEXT: False,
         }
         if self.extra_key is not None:
             row["extra_key"] = self.extra_key
@@ -106,9 +108,9 @@ class GenerateRequest:
 @record
 class GenerateReply:
     """The answer to one /generate: tokens, log-probs as sampled, why it ended, which version made which
-    token (`spans`: ((tokens, label), ...)). `text` is the engine's own decoding. `kv_mixed`: [start, end) of tokens
-    made on KV of older weights than their own. `routed`: int16 rows of the experts of each position but the last,
-    from the one that was asked for (SGLang's `routed_experts`, int32 in base64)."""
+    token (`spans`: ((tokens, label), ...)). `text` is the engine's own decoding, if it was asked for. `kv_mixed`:
+    [start, end) of tokens made on KV of older weights than their own. `routed`: int16 rows of the experts of each
+    position but the last, from the one that was asked for (SGLang's `routed_experts`, int32 in base64)."""
 
     text: str
     output_ids: tuple[int, ...]

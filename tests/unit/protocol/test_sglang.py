@@ -267,3 +267,4 @@ def test_a_request_carries_everything_an_engine_needs() -> None:
     )
     assert (sent["extra_key"], sent["sampling_params"]["sampling_seed"]) == ("v1", 9)
     assert "extra_key" not in GenerateRequest("rid", (1,)).to_json()
+    assert sent["return_text"] is False, "no text is read, and engines need no tokenizer for the rest"
