@@ -25,6 +25,7 @@ from turnout.engine import attention, linear, llama, quantised
 from turnout.engine.plain_config import plain_config
 from turnout.engine.settings import UNQUANTISED, EngineSettings
 from turnout.engine.shape import ModelShape
+from turnout.weights.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +48,7 @@ class LoadedModel:
     def tokenizer(self) -> Any | None:
         """Loaded when it is first asked for; None where the folder has none: then only token ids are served. Raises
         ModelError for one that cannot be read."""
-        return _tokenizer(self.folder) if has_tokenizer(self.folder) else None
+        return read_tokenizer(self.folder) if has_tokenizer(self.folder) else None
 
     async def text_ready(self) -> None:
         """Returns when the tokenizer is there; it is loaded beside the event loop."""
@@ -184,12 +185,3 @@ def _eos_ids(folder: Path, config: Any) -> frozenset[int]:
 
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - see the module
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as fault:
-        raise ModelError(Fault("tokenizer", str(folder), f"cannot be read: {fault}")) from fault

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnout.core.errors import Fault, ModelError
+from turnout.weights.tokenizer import read_tokenizer
 
 Message = dict[str, Any]
 
@@ -72,14 +73,7 @@ class HubTokenizer:
 
 def load_tokenizer(folder: Path) -> HubTokenizer:
     """The tokenizer of a checkpoint folder. Never reaches for a hub."""
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
-    try:
-        inner = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as fault:
-        reason = f"no tokenizer could be read: {str(fault).splitlines()[0] if str(fault) else repr(fault)}"
-        remedy = "the checkpoint folder must hold tokenizer.json and tokenizer_config.json"
-        raise ModelError(Fault("tokenizer", str(folder), reason, remedy)) from fault
+    inner = read_tokenizer(folder)
     ids = set(_generation_eos(folder))
     if inner.eos_token_id is not None:
         ids.add(inner.eos_token_id)

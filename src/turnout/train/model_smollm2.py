@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +29,7 @@ from turnout.weights.checkpoint_io import write_checkpoint
 from turnout.weights.tensors import HostTensor
 
 if TYPE_CHECKING:
+    import gguf
     from transformers import PreTrainedTokenizerFast
 
 NAME = "smollm2-135m"
@@ -99,6 +99,8 @@ def build(folder: Path) -> None:
 
 def convert(source: Path, folder: Path) -> None:
     """One GGUF file of this model -> model.safetensors, config, generation config, tokenizer."""
+    import gguf  # noqa: PLC0415 - every run imports this module, few make the model
+
     reader = gguf.GGUFReader(source)
     root = write_checkpoint(folder, read_tensors(reader), shard_bytes=1 << 40).root
     if root != ROOT:
@@ -110,6 +112,8 @@ def convert(source: Path, folder: Path) -> None:
 
 def read_tensors(reader: gguf.GGUFReader) -> Iterator[HostTensor]:
     """All tensors by their Hugging Face names, as bf16 bits, sorted by name; one in memory at a time."""
+    import gguf  # noqa: PLC0415
+
     for tensor in sorted(reader.tensors, key=lambda t: _hub_name(t.name)):
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         name = _hub_name(tensor.name)
@@ -120,6 +124,7 @@ def read_tensors(reader: gguf.GGUFReader) -> Iterator[HostTensor]:
 
 def tokenizer(reader: gguf.GGUFReader) -> PreTrainedTokenizerFast:
     """The byte-level BPE of the original: digits stand alone, ids 0 to 16 are special."""
+    import gguf  # noqa: PLC0415
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
