@@ -91,7 +91,7 @@ class GroupBook:
         with self.transaction():
             for event in trained:
                 self._move(event.group, GroupEvent.TRAIN, event.step)
-                self._tell(event)
+            self._tell(*trained)
 
     def drop(self, group_id: str, reason: str) -> None:
         """It ends without being trained; its tokens are forgotten."""
@@ -153,8 +153,12 @@ class GroupBook:
         self.ledger.move(row, event, TABLE.after(row.state, event), step, cause)
         return row
 
-    def _tell(self, event: Event) -> None:
-        self.ledger.after_commit(lambda: self._events.emit(event))
+    def _tell(self, *events: Event) -> None:
+        def tell() -> None:
+            for event in events:
+                self._events.emit(event)
+
+        self.ledger.after_commit(tell)
 
 
 def completed(group: RolloutGroup, digest: str | None = None) -> GroupCompleted:

@@ -213,14 +213,14 @@ def step_row(batch: StepBatch, version: WeightVersion) -> dict[str, float]:
     """What the metrics row of a step tells of its batch."""
     members = [t for group in batch.groups for t in group.trajectories]
     lengths = [len(t.response_ids) - t.opening for t in members]
-    rewards = [reward for group in batch.groups for reward in group.rewards]
-    equal = sum(max(group.rewards) == min(group.rewards) for group in batch.groups)
+    by_group = [group.rewards for group in batch.groups]
+    rewards = [reward for found in by_group for reward in found]
     return {
         REWARD: sum(rewards) / len(rewards),
         **dict(zip(LENGTHS, (min(lengths), sum(lengths) / len(lengths), max(lengths)))),
         "rollout/truncated_share": sum(t.finish is Finish.LENGTH for t in members) / len(members),
         "rollout/groups": len(batch.groups),
-        "rollout/groups_of_equal_reward": equal,
+        "rollout/groups_of_equal_reward": sum(max(found) == min(found) for found in by_group),
         "rollout/groups_failed": batch.failed,
         "rollout/groups_filtered": batch.filtered,
         "rollout/groups_evicted": batch.evicted,
