@@ -24,7 +24,6 @@ from turnout.core.errors import TurnoutError
 from turnout.placement.real import RealClock
 
 EPOCH_S = 1_700_000_000.0  # what the wall clock shows at virtual time 0
-CANCELS, DISCARDED_MAX = 2, 1500  # of what still waits at the end
 TASKS_KEPT = 200  # that are done, at least
 TIE_S = 1e-9  # timers of one instant are spread over so much
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
@@ -247,42 +246,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 task._log_traceback = False
                 if life is None or life.alive:
                     self.faults.append(task.exception())
-        self._timers.clear()
-        before = asyncio._get_running_loop()
+        before, told = asyncio._get_running_loop(), sys.unraisablehook
         asyncio._set_running_loop(self)
-        try:
-            for _ in range(CANCELS):
-                for task in [task for task in self._tasks if not task.done()]:
-                    task.cancel()
-                self._run_out()
-        finally:
-            asyncio._set_running_loop(before)
-        told, sys.unraisablehook = (
-            sys.unraisablehook,
-            lambda _: None,
-        )  # of generators that end with their tasks
-        for task in self._tasks:
-            if task.done():
-                task._log_traceback = False
-            else:
-                task._log_destroy_pending = False
-                with contextlib.suppress(*UNSEEN), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # what it was about to await begins no more
-                    task.get_coro().close()
+        sys.unraisablehook = lambda _: None  # of generators that end with their tasks
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what was about to be awaited begins no more
+            while self._tasks:
+                task, _ = self._tasks.popitem()
+                if not task.done():
+                    task._log_destroy_pending = False
+                    with contextlib.suppress(*UNSEEN):
+                        task.get_coro().close()
         sys.unraisablehook = told
-        self._tasks.clear()
+        asyncio._set_running_loop(before)
         self._ready.clear()
         self._timers.clear()
-
-    def _run_out(self) -> None:
-        """Runs what is ready, whoever's it is; what it raises, nobody waits for."""
-        for _ in range(DISCARDED_MAX):
-            if not self._ready:
-                return
-            handle = self._ready.popleft()
-            if handle.call is not None:
-                with contextlib.suppress(*UNSEEN):
-                    handle.context.run(handle.call, *handle.args)
 
 
 class VirtualClock(RealClock):

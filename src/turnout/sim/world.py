@@ -288,7 +288,9 @@ def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:
         world.loop.discard()
         for fault in world.loop.faults:
             world.record.broken(f"raised, and nobody looked: {type(fault).__name__}: {fault}")
-        return _report(world)
+        report = _report(world)
+        vars(world).clear()  # its parts hold one another through it: most of them go at once
+        return report
     finally:
         said.setLevel(level)
         if collects:
