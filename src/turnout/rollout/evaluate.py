@@ -105,7 +105,7 @@ class Requests:
     def __init__(self) -> None:
         self._gate = asyncio.Semaphore(CONCURRENCY)
         self._expected = 0
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._tasks: dict[asyncio.Future[Any], None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self.cut_why = ""
@@ -118,14 +118,14 @@ class Requests:
     async def made(self, request: Awaitable[T]) -> T | None:
         """The answer to an expected request; None where it was cut."""
         task = asyncio.ensure_future(self._gated(request))
-        self._tasks.add(task)
+        self._tasks[task] = None
         try:
             await asyncio.wait({task})
             return None if task.cancelled() else task.result()
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             self._expected -= 1
             if self._expected == 0:
                 self._idle.set()

@@ -99,7 +99,7 @@ class Cut:
 
     def __init__(self) -> None:
         self.made = False
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: dict[asyncio.Task[object], None] = {}  # in order, so that one seed gives one run
 
     def __call__(self) -> None:
         if not self.made:
@@ -112,7 +112,7 @@ class Cut:
         task = asyncio.current_task()
         assert task is not None, "samples are made in tasks"
         before = task.cancelling()
-        self._tasks.add(task)
+        self._tasks[task] = None
         try:
             return await work
         except asyncio.CancelledError:
@@ -120,7 +120,7 @@ class Cut:
                 raise
             return None
         finally:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
 
 
 def _nobody(_draft: Draft) -> None:

@@ -192,7 +192,7 @@ class Controller:
         self._rng = random.Random(f"ids/{world.seed}/{number}")
         self._death: asyncio.Future[EngineDead] | None = None
         self._updater: Updater | None = None
-        self._joins: set[asyncio.Task[Any]] = set()
+        self._joins: dict[asyncio.Task[Any], None] = {}
         wire = Wire(world.faults, life, world.later, world.sent, world.kill_engine)
         self._clients = {e.name: VirtualClient(e, world.clock, wire) for e in world.engines}
         self._ledger: VirtualLedger | None = None
@@ -241,11 +241,11 @@ class Controller:
             join = asyncio.ensure_future(self._updater.join(self._clients[engine.name], JOIN_S))
         finally:
             LIFE.reset(token)
-        self._joins.add(join)
+        self._joins[join] = None
         join.add_done_callback(self._joined)
 
     def _joined(self, join: asyncio.Task[bool]) -> None:
-        self._joins.discard(join)
+        self._joins.pop(join, None)
         if not join.cancelled() and isinstance(fault := join.exception(), TurnoutError):
             self._world.note(self._life.name, f"an engine could not join: {fault}")
 

@@ -422,6 +422,25 @@ def test_after_a_cut_nothing_is_asked_for() -> None:
     on(use)
 
 
+def test_what_is_cut_ends_in_the_order_in_which_it_began() -> None:
+    async def main() -> list[int]:
+        cut, ended = Cut(), list[int]()
+
+        async def work(number: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(number)
+
+        tasks = [asyncio.ensure_future(cut.under(work(number))) for number in range(40)]
+        await asyncio.sleep(0)
+        cut()
+        await asyncio.gather(*tasks)
+        return ended
+
+    assert asyncio.run(main()) == list(range(40))
+
+
 def test_a_task_that_is_cancelled_besides_stays_cancelled() -> None:
     async def use(world: World) -> None:
         cut = Cut()
