@@ -117,15 +117,18 @@ class Trajectory:
         """All but its first tokens, with how it ended: `cut(n).joined(after(n))` is the whole."""
         if not tokens:
             return self
-        return replace(
-            self,
-            response_ids=self.response_ids[tokens:],
-            logprobs=self.logprobs[tokens:],
-            loss_mask=self.loss_mask[tokens:],
-            spans=self.spans.after(tokens),
-            engines=self.engines.after(tokens),
-            kv_mixed=self.kv_mixed[tokens:],
-            routed=self.routed.after(tokens),
+        return Trajectory(
+            self.response_ids[tokens:],
+            self.logprobs[tokens:],
+            self.loss_mask[tokens:],
+            self.spans.after(tokens),
+            self.finish,
+            self.text,
+            self.engines.after(tokens),
+            self.seed,
+            self.reward,
+            self.kv_mixed[tokens:],
+            self.routed.after(tokens),
         )
 
     def joined(self, more: Trajectory) -> Trajectory:

@@ -75,7 +75,8 @@ class Ledger(LedgerReader):
         self._owner = Ownership(self._connection, claim)
         self.counts = self.count_states()
         self._added = self.counts.total()
-        self._before = self.counts, self._added
+        self._forgotten = int(self.meta(FORGOTTEN) or 0)
+        self._before = self.counts, self._added, self._forgotten
         # of groups that have not ended, where this incarnation wrote them
         self._rows: dict[str, GroupRow] = {}
         self._covered, self._stale = self._cover(), list[str]()
@@ -92,7 +93,7 @@ class Ledger(LedgerReader):
 
     def _begin(self) -> None:
         if not self._depth:
-            self._before = self.counts.copy(), self._added
+            self._before = self.counts.copy(), self._added, self._forgotten
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._owner.check()
@@ -127,7 +128,7 @@ class Ledger(LedgerReader):
 
     def _undone(self, error: BaseException) -> BaseException:
         """Takes the transaction back; the error as callers know it."""
-        self.counts, self._added = self._before
+        self.counts, self._added, self._forgotten = self._before
         self._after.clear()
         self._rows.clear()
         self._moves.clear()
@@ -231,11 +232,10 @@ class Ledger(LedgerReader):
 
     def _forget_some(self) -> None:
         """A few groups at a time, so that no call takes long."""
-        if not self._stale:
-            first = int(self.meta(FORGOTTEN) or 0)
-            if first < self._covered:
-                self._stale = [name for batch in self.batches(first) for name in batch.group_ids]
-                self.put_meta(FORGOTTEN, str(first + 1))
+        if not self._stale and self._forgotten < self._covered:
+            self._stale = [name for batch in self.batches(self._forgotten) for name in batch.group_ids]
+            self._forgotten += 1
+            self.put_meta(FORGOTTEN, str(self._forgotten))
         if self._stale:
             self.forget(self._stale[:FORGET_GROUPS])
             del self._stale[:FORGET_GROUPS]
