@@ -45,7 +45,9 @@ class TokenJournal:
 
     def keeper(self, group: RolloutGroup) -> Keeper:
         """Who takes the tokens of a group, whose members exist as far as `group` has them, by their seeds."""
-        return Keeper(group.group_id, self, {t.seed: len(t.response_ids) for t in group.trajectories})
+        made = group.trajectories
+        have, done = {t.seed: len(t.response_ids) for t in made}, {t.seed for t in made if not t.partial}
+        return Keeper(group.group_id, self, have, done)
 
     def add(self, keeper: Keeper) -> None:
         """One more of its members has something to write; it is written soon."""
@@ -99,11 +101,13 @@ class TokenJournal:
 @dataclass(slots=True)
 class Keeper:
     """The members of one group (turnout.rollout.worker.Members). `have`: by seed, how many tokens were written;
+    `done`: those whose end was written, which is final: a score that a group gets later is the group's to store;
     `sources`: by number, the members that have something to write."""
 
     group_id: str
     journal: TokenJournal
     have: dict[int, int] = field(default_factory=dict[int, int])
+    done: set[int] = field(default_factory=set[int])
     sources: dict[int, Source] = field(default_factory=dict[int, Source])
 
     def tokens(self, member: int, draft: Source) -> None:
@@ -119,6 +123,8 @@ class Keeper:
         """What the ledger lacks."""
         sources, self.sources = self.sources, {}
         for member, source in sources.items():
+            if source.seed in self.done:
+                continue
             start = self.have.get(source.seed, 0)
             part = source.after(start)
             if part.response_ids or not part.partial:
@@ -127,3 +133,5 @@ class Keeper:
     def written(self, pieces: list[Piece]) -> None:
         for piece in pieces:
             self.have[piece.part.seed] = piece.start + len(piece.part.response_ids)
+            if not piece.part.partial:
+                self.done.add(piece.part.seed)

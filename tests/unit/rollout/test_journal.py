@@ -67,6 +67,22 @@ def test_a_member_that_exists_in_part_goes_on_at_its_place() -> None:
     asyncio.run(main())
 
 
+def test_the_end_of_a_member_is_written_once_also_where_its_group_is_scored_later() -> None:
+    async def main() -> None:
+        book, journal = inflight()
+        ended = replace(begun(6), finish=Finish.STOP, text="text")
+        keeper = journal.keeper(GROUP)
+        for made in (ended, replace(ended, reward=0.5)):
+            keeper.ended(0, made)
+            journal.write()
+            assert book.ledger.members(GROUP.group_id) == {0: ended}, "a group's rewards are made again"
+        journal.keeper(replace(GROUP, trajectories=(ended,))).ended(0, ended)  # by a resume
+        await journal.close()
+        assert book.ledger.members(GROUP.group_id) == {0: ended}
+
+    asyncio.run(main())
+
+
 def test_what_is_reported_is_written_soon_and_at_once_when_it_is_much() -> None:
     async def main() -> None:
         slept: list[float] = []
