@@ -35,9 +35,22 @@ def command(argv: list[str]) -> int:
     if not argv:
         remedy = "give a run's file (`turnout new` writes one), or see `turnout train --help`"
         raise ConfigError(Fault("RUN.yaml", "", "is missing", remedy))
-    config = load(*split_run_file(argv))
-    _prepare_process(config)
-    from turnout.placement.processes import settle_collector
+    from turnout.placement.processes import collector_off, settle_collector
+
+    with collector_off():
+        config = load(*split_run_file(argv))
+        _prepare_process(config)
+        paths, source, sessions = _loaded(config)
+    settle_collector()
+    try:
+        status = asyncio.run(_run(sessions, source, config, paths))
+    finally:
+        _finish(config, paths, sessions[-1])
+    return status
+
+
+def _loaded(config: RunConfig) -> tuple[RunPaths, Any, list[Session | TrainOnly]]:
+    """The run's folder, what it reads, and its first session."""
     from turnout.placement.real import DiskStore, RealClock
     from turnout.schedule.inputs import load_inputs
     from turnout.schedule.run_record import open_record
@@ -47,22 +60,13 @@ def command(argv: list[str]) -> int:
 
     model = resolve_checkpoint(config.hf_checkpoint)
     clock, files = RealClock(), DiskStore()
-    sessions: list[Session | TrainOnly]
-    source: Any = model
     if config.train_only:
         paths = make_run_dir(config)
-        sessions = [TrainOnly(config, paths, clock, files)]
-    else:
-        source = inputs = load_inputs(config, model)
-        paths = make_run_dir(config)
-        record = open_record(paths, config, inputs.fingerprints, files)
-        sessions = [Session(config, paths, record, clock, files)]
-    settle_collector()
-    try:
-        status = asyncio.run(_run(sessions, source, config, paths))
-    finally:
-        _finish(config, paths, sessions[-1])
-    return status
+        return paths, model, [TrainOnly(config, paths, clock, files)]
+    inputs = load_inputs(config, model)
+    paths = make_run_dir(config)
+    record = open_record(paths, config, inputs.fingerprints, files)
+    return paths, inputs, [Session(config, paths, record, clock, files)]
 
 
 async def _run(sessions: list[Session | TrainOnly], source: Any, config: RunConfig, paths: RunPaths) -> int:

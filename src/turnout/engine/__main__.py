@@ -10,7 +10,7 @@ from pathlib import Path
 
 from turnout.core.errors import ConfigError
 from turnout.engine.settings import EngineSettings
-from turnout.placement.processes import POOL_ENVIRONMENT
+from turnout.placement.processes import POOL_ENVIRONMENT, collector_off
 
 SHORT = {  # SGLang's other names
     "tp_size": ("--tp", "--tensor-parallel-size"),
@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         return fault.exit_status
     for name, value in POOL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # read once, when libgomp is loaded with torch
-    from turnout.engine.main import Lifetime, run_engine  # noqa: PLC0415 - torch only after the flags are right
+    with collector_off():
+        from turnout.engine.main import Lifetime, run_engine  # noqa: PLC0415 - torch only after the flags are right
 
     given = arguments
     return run_engine(settings, Lifetime(given.ready_file, given.detached, given.parent_pid, given.linger_s))

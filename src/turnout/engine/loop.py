@@ -26,6 +26,7 @@ from turnout.engine.core import Attested, EngineCore, Load
 from turnout.engine.model import LoadedModel
 from turnout.engine.request_machine import Request
 from turnout.engine.settings import EngineSettings
+from turnout.placement.processes import collector_off
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -167,7 +168,8 @@ class ComputeThread:
         try:
             torch.set_num_threads(self.settings.threads)
             try:
-                core = EngineCore.build(self.settings, self._over_with)
+                with collector_off():
+                    core = EngineCore.build(self.settings, self._over_with)
             except (TurnoutError, OSError) as fault:
                 self._post(self._started, None, fault)
                 return

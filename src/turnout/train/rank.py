@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 from turnout.core.types import TrainBatch
 from turnout.placement.interface import interface_of
 from turnout.placement.parent import die_with
+from turnout.placement.processes import collector_off
 from turnout.placement.stacks import where
 from turnout.train.backend import Copying, Offloading, TrainBackend
 from turnout.train.batch_bytes import samples_of
@@ -101,8 +102,9 @@ class Rank:
     def _start(self, call: Message) -> Message:
         """Joins the group of ranks and loads the model."""
         settings = TypeAdapter(TrainerSettings).validate_python(call["settings"])
-        self._join(settings.ranks, call["host"], call["port"], timedelta(seconds=call["deadline_s"]))
-        self._backend = sharded_backend(settings)
+        with collector_off():
+            self._join(settings.ranks, call["host"], call["port"], timedelta(seconds=call["deadline_s"]))
+            self._backend = sharded_backend(settings)
         return self._done(None)
 
     def _join(self, size: int, host: str, port: int, limit: timedelta) -> None:
