@@ -25,9 +25,10 @@ from turnout.core.types import Prompt, RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.placement.real import DiskStore, RealClock
 from turnout.protocol.sglang import GenerateRequest, SamplingParams
+from turnout.rollout.cut import Cut
 from turnout.rollout.draft import Draft
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import Cut, Routes, Sampler, SamplingPlan
+from turnout.rollout.sampler import Routes, Sampler, SamplingPlan
 from turnout.rollout.worker import Generator
 from turnout.serving.client import EngineClient
 from turnout.serving.weights_client import OnUpdate

@@ -6,8 +6,8 @@ A seed depends on nothing but the path, so order of arrival, number of engines o
 from __future__ import annotations
 
 import hashlib
+import os
 import random
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ IdSource = Callable[[], str]
 
 def random_id() -> str:
     """32 hex digits that nobody else has, for requests, writes and runs. A simulator passes its own source."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 @dataclass(frozen=True)

@@ -26,24 +26,20 @@ class Wait:
     """`who` waits for `on` to bring `what`, since it last moved and at most until (seconds of the run's clock).
     Registered for a `with` block; who holds it may change all but `who` as it goes on."""
 
-    __slots__ = ("_open", "on", "since", "until", "what", "who")
+    __slots__ = ("on", "register", "since", "until", "what", "who")
 
     def __init__(self, who: str, on: str, what: str, since: float, until: float = inf) -> None:
         self.who, self.on, self.what, self.since, self.until = who, on, what, since, until
-        self._open: dict[int, Wait] | None = None
-
-    def within(self, register: dict[int, Wait]) -> Self:
-        self._open = register
-        return self
+        self.register: dict[int, Wait] | None = None
 
     def __enter__(self) -> Self:
-        if self._open is not None:
-            self._open[id(self)] = self
+        if self.register is not None:
+            self.register[id(self)] = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._open is not None:
-            del self._open[id(self)]
+        if self.register is not None:
+            del self.register[id(self)]
 
 
 Waiting = Callable[[str, str, float], Wait]
@@ -59,7 +55,9 @@ class Waits:
     def __call__(self, who: str, on: str, what: str, seconds: float = inf) -> Wait:
         """A wait of at most so many seconds, registered while its block runs."""
         now = self.now()
-        return Wait(who, on, what, now, now + seconds).within(self._open)
+        wait = Wait(who, on, what, now, now + seconds)
+        wait.register = self._open
+        return wait
 
     def of(self, who: str) -> Waiting:
         return partial(self, who)

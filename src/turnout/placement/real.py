@@ -18,11 +18,8 @@ T = TypeVar("T")
 class RealClock:
     """Wall and monotonic time of this host; waits on the running asyncio loop."""
 
-    def wall(self) -> float:
-        return time.time()
-
-    def now(self) -> float:
-        return time.monotonic()
+    wall = staticmethod(time.time)
+    now = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -50,13 +50,16 @@ class Draft:
 
     def __init__(self, begun: Trajectory, desk: Desk, journal: Journal, mask_kv_mixed: bool = False) -> None:
         self._desk, self._journal, self._mask_kv_mixed, self.seed = desk, journal, mask_kv_mixed, begun.seed
+        self._pace = desk.pace
         self.ids = list(begun.response_ids)
         self._logprobs = list(begun.logprobs)
         self._mask = list(begun.loss_mask)
         self._mixed = list(begun.kv_mixed)
+        self._plain = not self._mask  # so far all tokens train, none was made on older KV: no marks are kept
         self._spans = list(begun.spans.runs)
         self._engines = list(begun.engines.runs)
         self._routed = begun.routed  # of the first tokens; the others have no record
+        self.opening = begun.opening  # how many tokens no model made before the first that one did
         # tokens of committed versions; tokens that the journal was told of
         self._sure = self._told = len(self.ids)
         self._open: list[tuple[int, str, tuple[str, ...]]] = []  # the others: label, who made them
@@ -66,25 +69,28 @@ class Draft:
     def mask_old(self, serving: str) -> None:
         """What other versions than this one made so far does not train (--mask-offpolicy-in-partial-rollout)."""
         at = 0
+        self._keep_marks()
         for tokens, label in self._spans:
             if label != serving:
                 self._mask[at : at + tokens] = [0] * tokens
             at += tokens
 
-    def extend(self, new: PartialReply) -> None:
-        """Takes tokens over."""
+    def extend(self, new: PartialReply) -> bool:
+        """Takes tokens over; False where some are of a version that never will be committed, and gone."""
+        count, among = len(new.output_ids), new.among or (new.engine_id,)
+        if not self._plain or 1 in new.kv_mixed:
+            self._keep_marks()
+            self._mask += [1 - mark for mark in new.kv_mixed] if self._mask_kv_mixed else (1,) * count
+            self._mixed += new.kv_mixed
         self.ids += new.output_ids
         self._logprobs += new.logprobs
-        self._mixed += new.kv_mixed
-        masks = self._mask_kv_mixed and 1 in new.kv_mixed
-        self._mask += [1 - mixed for mixed in new.kv_mixed] if masks else (1,) * len(new.kv_mixed)
         before = 0 if self._spans else self.opening
         for tokens, label in new.spans:
             tokens, before = tokens + before, 0  # noqa: PLW2901 - an opening counts as of the first version
             _lengthen(self._spans, tokens, label)
-            self._open.append((tokens, label, new.among or (new.engine_id,)))
-        _lengthen(self._engines, len(new.output_ids), new.engine_id)
-        self.settle()
+            self._open.append((tokens, label, among))
+        _lengthen(self._engines, count, new.engine_id)
+        return self.settle() is not Standing.VOID
 
     @property
     def prompt_routed(self) -> bool:
@@ -125,20 +131,21 @@ class Draft:
         reported nor part of a trajectory before a model's first token comes, of whose version it counts."""
         assert not self.ids, "an opening comes first"
         self._add(ids)
-
-    @property
-    def opening(self) -> int:
-        """How many tokens no model made before the first that one did."""
-        first = self._engines[:1]
-        return first[0][0] if first and first[0][1] == ENVIRONMENT else 0
+        self.opening = len(ids)
 
     def _add(self, ids: Sequence[int]) -> None:
         count = len(ids)
+        self._keep_marks()
         self.ids += ids
         self._logprobs += [0.0] * count
         self._mask += [0] * count
         self._mixed += [0] * count
         _lengthen(self._engines, count, ENVIRONMENT)
+
+    def _keep_marks(self) -> None:
+        if self._plain:
+            self._plain = False
+            self._mask, self._mixed = [1] * len(self.ids), [0] * len(self.ids)
 
     def until_environment(self, first: int) -> int:
         """Where the environment speaks next, from this token on; the end where it does not."""
@@ -159,11 +166,12 @@ class Draft:
     def settle(self) -> Standing:
         """COMMITTED: every token is of a committed version; TENTATIVE: of some it is not known yet; VOID: some were
         of a version that never will be committed, and are gone, with all after them."""
+        ask = self._desk.standing
         while self._open:
             tokens, label, engines = self._open[0]
-            standing = self._desk.standing(label, engines[0])
-            for name in engines[1:]:
-                standing = max(standing, self._desk.standing(label, name), key=WORST.index)
+            standing = ask(label, engines[0])
+            if len(engines) > 1:
+                standing = max((ask(label, name) for name in engines), key=WORST.index)
             if standing is Standing.VOID:
                 self.drop_unsure()
             if standing is not Standing.COMMITTED:
@@ -189,15 +197,15 @@ class Draft:
 
     def report_due(self, now: float) -> None:
         """Reports at the pace that is asked for."""
-        pace = self._desk.pace
+        pace = self._pace
         if self._sure - self._told >= pace.tokens or now - self._reported >= pace.seconds:
             self.report(now)
 
     def report(self, now: float | None = None) -> None:
         """Tells the journal of what is new."""
-        self._reported = self._desk.clock.now() if now is None else now
         if self._sure > self._told:
             self._told = self._sure
+            self._reported = self._desk.clock.now() if now is None else now
             self._journal(self)
 
     def after(self, tokens: int) -> Trajectory:
@@ -209,16 +217,21 @@ class Draft:
         return self._part(0, len(self.ids) if self._spans else 0, finish, text)
 
     def _part(self, first: int, last: int, finish: Finish = Finish.ABORT, text: str = "") -> Trajectory:
+        ids, logprobs, spans, engines = self.ids, self._logprobs, self._spans, self._engines
+        if first or last < len(ids):
+            ids, logprobs = ids[first:last], logprobs[first:last]
+            spans, engines = _between(spans, first, last), _between(engines, first, last)
+        count = max(0, last - first)
         return Trajectory(
-            tuple(self.ids[first:last]),
-            tuple(self._logprobs[first:last]),
-            tuple(self._mask[first:last]),
-            VersionSpans(_between(self._spans, first, last)),
+            tuple(ids),
+            tuple(logprobs),
+            (1,) * count if self._plain else tuple(self._mask[first:last]),
+            VersionSpans(tuple(spans)),
             finish,
             text,
-            Runs(_between(self._engines, first, last)),
+            Runs(tuple(engines)),
             self.seed,
-            kv_mixed=tuple(self._mixed[first:last]),
+            kv_mixed=(0,) * count if self._plain else tuple(self._mixed[first:last]),
             routed=self._routed_of(first, last),
         )
 

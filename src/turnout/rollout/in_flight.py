@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from turnout.core.types import RolloutGroup
-from turnout.rollout.sampler import Cut
+from turnout.rollout.cut import Cut
 
 Making = asyncio.Task[RolloutGroup]
 Ends = list[tuple[RolloutGroup, Making]]

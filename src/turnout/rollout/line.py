@@ -52,7 +52,8 @@ class Line:
 
     def leave(self) -> None:
         self._sent -= 1
-        self._call()
+        if self._waiting:
+            self._call()
 
     def _call(self) -> None:
         while self._waiting and self._sent < self._room():

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from turnout.core.errors import DeadlineExceeded, EngineBusy, EngineDead, VersionUnmet, WeightError
 from turnout.core.ports import Clock
@@ -23,6 +23,7 @@ from turnout.core.rng import IdSource, random_id
 from turnout.core.types import Finish, Prompt, Trajectory, but
 from turnout.core.waits import ENGINES, PLACES, UPDATE, Wait, Waiting, unregistered
 from turnout.protocol.sglang import GenerateReply, GenerateRequest, SamplingParams
+from turnout.rollout.cut import Cut
 from turnout.rollout.draft import Desk, Draft, Journal, Pace
 from turnout.rollout.line import Line
 from turnout.rollout.spread import Spread, endless
@@ -35,8 +36,6 @@ BUSY_PAUSE_S = 0.2
 MOVED_S = 1.0
 GONE_S = 2.0
 TRIES_MAX = 3
-NO_PROMPT = contextlib.nullcontext()  # the prompt is the engine's own to compute
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,35 +93,6 @@ class Routes:
 Work = Callable[["Ask", Draft, Wait], Coroutine[Any, Any, Finish]]
 
 
-class Cut:
-    """Ends samples at a token boundary: called once, it ends all that run under it, and all that come later."""
-
-    def __init__(self) -> None:
-        self.made = False
-        self._tasks: dict[asyncio.Task[object], None] = {}  # in order, so that one seed gives one run
-
-    def __call__(self) -> None:
-        if not self.made:
-            self.made = True
-            for task in self._tasks:
-                task.cancel()
-
-    async def under(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` returns, None where the cut ends it; a task that is cancelled besides stays cancelled."""
-        task = asyncio.current_task()
-        assert task is not None, "samples are made in tasks"
-        before = task.cancelling()
-        self._tasks[task] = None
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not self.made or task.uncancel() > before:
-                raise
-            return None
-        finally:
-            self._tasks.pop(task, None)
-
-
 def _nobody(_draft: Draft) -> None:
     """No journal is kept."""
 
@@ -166,10 +136,10 @@ class Sampler:
     def clock(self) -> Clock:
         return self._clock
 
-    async def sample(self, ask: Ask) -> Trajectory:
+    def sample(self, ask: Ask) -> Coroutine[Any, Any, Trajectory]:
         """The unscored trajectory: ended, or partial where it was cut or its engines gave it up. Raises
         EngineError; EngineDead where an engine is gone and nobody fences it."""
-        return await self.made(ask, self.turn)
+        return self.made(ask, self.turn)
 
     async def made(self, ask: Ask, work: Work) -> Trajectory:
         """What `work` makes of the sample's draft; as `sample`."""
@@ -240,14 +210,19 @@ class Sampler:
             await self._queued(ask, wait, end)
         try:
             way = await self._way(ask, last, wait, end)
-            engine, first = way.engine.engine_id, None if way.first is None else way.first.engine_id
-            wait.on, wait.what = f"engine {first or engine}", "a token"
-            prompt = NO_PROMPT if first is None else self._prompts.sent(ask.turn, first, ask.session)
-            with self._spread.sent(ask.turn, engine, ask.session), prompt:
-                try:
-                    return way, await self._asked(way, ask, draft, wait, end), None
-                except (EngineDead, VersionUnmet) as fault:
-                    return way, Finish.ABORT, fault
+            places = [(self._spread, way.engine.engine_id)]
+            if way.first is not None:
+                places.append((self._prompts, way.first.engine_id))
+            wait.on, wait.what = f"engine {places[-1][1]}", "a token"
+            for spread, engine in places:
+                spread.begin(ask.turn, engine, ask.session)
+            try:
+                return way, await self._asked(way, ask, draft, wait, end), None
+            except (EngineDead, VersionUnmet) as fault:
+                return way, Finish.ABORT, fault
+            finally:
+                for spread, engine in places:
+                    spread.end(ask.turn, engine)
         finally:
             self._line.leave()
 
@@ -302,7 +277,7 @@ class Sampler:
             sampling_seed=draft.seed,
             stream_interval=self._desk.pace.tokens,
         )
-        ids = (*ask.prompt.token_ids, *draft.ids)
+        ids = ask.prompt.token_ids + tuple(draft.ids)
         key = f"{plan.version}!" if plan.version else way.engine.version
         routing = ask.session or str(ask.turn)
         start = (len(ids) - 1 if draft.prompt_routed else 0) if plan.routed else None
@@ -340,13 +315,13 @@ class Sampler:
                 if stopped:  # the engine does not see where it stops: there is no record then
                     return await self._ended(Finish.STOP, draft, end)
                 since = len(draft.ids)
-                if since == seam:
+                if way.first is None or since > seam:
+                    stays = draft.extend(item)
+                else:
                     wait.on = f"engine {way.engine.engine_id}"
-                for part in way.made(item, since == seam):
-                    before = len(draft.ids)
-                    draft.extend(part)
-                    if len(draft.ids) < before + len(part.output_ids):  # of a version that never is committed
-                        return Finish.ABORT
+                    stays = all(map(draft.extend, way.begun(item)))
+                if not stays:
+                    return Finish.ABORT
                 if stops and (stop := self._stopped(stops, draft, seam, since)) is not None:
                     draft.end_at(stop)
                     stopped = True

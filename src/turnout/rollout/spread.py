@@ -8,12 +8,21 @@ the less loaded of two; a decode engine keeps no prefix, and is the less loaded 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from turnout.serving.client import EngineClient
 from turnout.serving.roster import WorkerType
+
+
+@dataclass(slots=True)
+class _Home:
+    """The engine that a group was sent to first, and how many of its requests are on their way."""
+
+    engine_id: str
+    sent: int = 1
 
 
 def endless() -> float:
@@ -28,8 +37,8 @@ class Spread:
 
     def __init__(self, room: Callable[[], float] = endless) -> None:
         self._room = room
-        self._load = Counter[str]()  # by engine
-        self._homes: dict[int, tuple[str, int]] = {}  # by rank: the engine and how many requests it was sent
+        self._load = defaultdict[str, int](int)  # by engine
+        self._homes: dict[int, _Home] = {}  # by rank
         self._sessions: dict[str, str] = {}
 
     def choose(
@@ -38,21 +47,22 @@ class Spread:
         """The engine of a request of this group; after `last`, which failed, another one where there is one. Which
         two of many are compared follows from the rank: that costs the same however many engines there are."""
         count = len(engines)
-        if last in engines:
+        if last is not None and last in engines:
             return engines[(engines.index(last) + 1) % count]
         first = engines[rank % count]
         if count == 1 or self._room() == inf:
             return first
-        before = self._sessions.get(session)
+        before = self._sessions.get(session) if session else None
         if before is not None:
             for engine in engines:
                 if engine.engine_id == before:
                     return engine
         second = engines[(rank + 1 + rank // count % (count - 1)) % count]
-        home, _ = self._homes.get(rank, ("", 0))
-        keeps = first.plan.worker_type is not WorkerType.DECODE
-        if keeps and home in (first.engine_id, second.engine_id):
-            return first if home == first.engine_id else second
+        home = self._homes.get(rank)
+        if home is not None and first.plan.worker_type is not WorkerType.DECODE:
+            for engine in (first, second):
+                if engine.engine_id == home.engine_id:
+                    return engine
         return second if self._fuller(first, second) else first
 
     def _fuller(self, one: EngineClient, other: EngineClient) -> bool:
@@ -63,38 +73,24 @@ class Spread:
             return its < mine
         return its * size < mine * other_size
 
-    def sent(self, rank: int, engine_id: str, session: str = "") -> _Sent:
-        """The block is one request on its way."""
-        return _Sent(self, rank, engine_id, session)
-
-    def begin(self, rank: int, engine_id: str, session: str) -> None:
-        home, count = self._homes.get(rank, (engine_id, 0))
-        self._homes[rank] = home, count + 1
+    def begin(self, rank: int, engine_id: str, session: str = "") -> None:
+        """A request is on its way, until `end`."""
+        home = self._homes.get(rank)
+        if home is None:
+            self._homes[rank] = _Home(engine_id)
+        else:
+            home.sent += 1
         self._load[engine_id] += 1
         if session:
             self._sessions[session] = engine_id
 
     def end(self, rank: int, engine_id: str) -> None:
         self._load[engine_id] -= 1
-        home, count = self._homes.pop(rank)
-        if count > 1:
-            self._homes[rank] = home, count - 1
+        home = self._homes[rank]
+        home.sent -= 1
+        if not home.sent:
+            del self._homes[rank]
 
     def forget(self, session: str) -> None:
         """The session has ended."""
         self._sessions.pop(session, None)
-
-
-class _Sent:
-    """The `with` of one request."""
-
-    __slots__ = ("_engine_id", "_rank", "_session", "_spread")
-
-    def __init__(self, spread: Spread, rank: int, engine_id: str, session: str) -> None:
-        self._spread, self._rank, self._engine_id, self._session = spread, rank, engine_id, session
-
-    def __enter__(self) -> None:
-        self._spread.begin(self._rank, self._engine_id, self._session)
-
-    def __exit__(self, *_: object) -> None:
-        self._spread.end(self._rank, self._engine_id)

@@ -18,9 +18,10 @@ from turnout.core.rng import SeedTree
 from turnout.core.types import Prompt, RolloutGroup, Trajectory, but
 from turnout.core.waits import EVALUATE, Waiting, Waits
 from turnout.placement.tasks import together
+from turnout.rollout.cut import Cut
 from turnout.rollout.draft import Draft
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import Ask, Cut, SamplingPlan
+from turnout.rollout.sampler import Ask, SamplingPlan
 
 __all__ = ["Forgotten", "Generator", "GroupFailed", "Members", "SamplingPlan"]
 

@@ -38,9 +38,9 @@ class Way:
     engine: EngineClient
     first: EngineClient | None = None
 
-    def made(self, item: PartialReply, start: bool) -> list[PartialReply]:
-        """The tokens of an item, parted by the engine that made them; `start`: it is a request's first."""
-        if self.first is None or not start:
+    def begun(self, item: PartialReply) -> list[PartialReply]:
+        """The first tokens of a request, parted by the engine that made them."""
+        if self.first is None:
             return [item]
         head, tail = item.parted(self.first.engine_id)
         return [head, tail] if tail.output_ids else [head]

@@ -55,10 +55,12 @@ def _whole_budget(_real: Any) -> Any:
 
 
 def _mask_stays(real: Any) -> Any:
-    def extend(self: Any, new: Any) -> None:
+    def extend(self: Any, new: Any) -> Any:
+        self._keep_marks()
         before = len(self._mask)
-        real(self, new)
+        stays = real(self, new)
         del self._mask[before:]
+        return stays
 
     return extend
 

@@ -31,9 +31,10 @@ from turnout.protocol.openai_chat import parse_chat
 from turnout.protocol.sglang import GenerateReply, SamplingParams
 from turnout.rollout import episode
 from turnout.rollout.agent import AgentEndpoint, AgentRuns, load_agent
+from turnout.rollout.cut import Cut
 from turnout.rollout.episode import Turns
 from turnout.rollout.prompts import DataSpec
-from turnout.rollout.sampler import Ask, Cut, Routes, Sampler, SamplingPlan
+from turnout.rollout.sampler import Ask, Routes, Sampler, SamplingPlan
 from turnout.rollout.tokenizer import HubTokenizer
 from turnout.rollout.tool_calls import PARSERS
 from turnout.serving import agent_endpoint

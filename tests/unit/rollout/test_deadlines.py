@@ -6,9 +6,9 @@ import asyncio
 
 from turnout.core.types import Prompt, RolloutGroup
 from turnout.placement.real import RealClock
+from turnout.rollout.cut import Cut
 from turnout.rollout.deadlines import Deadlines
 from turnout.rollout.in_flight import Ends, InFlight
-from turnout.rollout.sampler import Cut
 
 
 def test_each_wait_ends_at_its_own_deadline_or_with_its_work() -> None:

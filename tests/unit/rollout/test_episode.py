@@ -18,9 +18,10 @@ from turnout.core.types import ENVIRONMENT, Finish, Trajectory
 from turnout.placement.real import RealClock
 from turnout.protocol.sglang import SamplingParams
 from turnout.protocol.stream import PartialReply
+from turnout.rollout.cut import Cut
 from turnout.rollout.draft import Desk, Draft, Pace
 from turnout.rollout.episode import Episode, Generate, Turns
-from turnout.rollout.sampler import Ask, Cut, Routes, Sampler, SamplingPlan
+from turnout.rollout.sampler import Ask, Routes, Sampler, SamplingPlan
 from turnout.weights.routing import Standing
 
 PROMPT = replace(prompts(1)[0], token_ids=(90, 91, 92, 93))

@@ -19,10 +19,11 @@ from turnout.core.events import GroupTrained
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.placement.real import RealClock
+from turnout.rollout.cut import Cut
 from turnout.rollout.pool import RolloutPool
 from turnout.rollout.pool_plan import CollectLimits, PoolPlan
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import Cut, Routes, Sampler
+from turnout.rollout.sampler import Routes, Sampler
 from turnout.rollout.worker import Generator, GroupFailed
 
 

@@ -19,9 +19,10 @@ from turnout.core.rng import SeedTree
 from turnout.core.routed import RoutedExperts
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.protocol.sglang import GenerateReply, SamplingParams
+from turnout.rollout.cut import Cut
 from turnout.rollout.draft import Draft, Pace
 from turnout.rollout.rewards import RewardRunner
-from turnout.rollout.sampler import TRIES_MAX, Ask, Cut, Routes, Sampler, SamplingPlan
+from turnout.rollout.sampler import TRIES_MAX, Ask, Routes, Sampler, SamplingPlan
 from turnout.rollout.worker import Generator
 from turnout.weights.routing import Standing
 

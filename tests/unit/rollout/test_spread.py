@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from turnout.placement.real import RealClock
 from turnout.rollout.spread import Spread
@@ -26,17 +25,17 @@ def clients(count: int, kind: WorkerType = WorkerType.REGULAR) -> list[EngineCli
 def test_a_group_stays_on_one_engine_and_groups_go_where_less_was_sent() -> None:
     spread, engines = Spread(lambda: 100), clients(2)
     on: Counter[Any] = Counter()
-    held = []
+    held: list[tuple[int, str]] = []
     for rank in (0, 2, 4, 1):  # by their number alone three of them would go to e0
         for _ in range(3):
             engine = spread.choose(rank, engines, None)
-            held.append(spread.sent(rank, engine.engine_id))
-            held[-1].__enter__()
+            held.append((rank, engine.engine_id))
+            spread.begin(*held[-1])
             on[rank, engine.engine_id] += 1
     assert sorted(on.values()) == [3, 3, 3, 3]
     assert Counter(engine for _, engine in on) == {"e0": 2, "e1": 2}
     for one in held:
-        one.__exit__(None, None, None)
+        spread.end(*one)
     assert spread.choose(2, engines, None) is engines[0]  # nothing is remembered of groups that have ended
 
 
@@ -44,11 +43,10 @@ def test_a_large_engine_gets_more_than_a_small_one() -> None:
     spread, (small, large) = Spread(lambda: 100), clients(2)
     small.plan, large.plan = replace(small.plan, running=8), replace(large.plan, running=24)
     on: Counter[str] = Counter()
-    with contextlib.ExitStack() as held:
-        for rank in range(32):
-            engine = spread.choose(rank, [small, large], None)
-            held.enter_context(spread.sent(rank, engine.engine_id))
-            on[engine.engine_id] += 1
+    for rank in range(32):
+        engine = spread.choose(rank, [small, large], None)
+        spread.begin(rank, engine.engine_id)
+        on[engine.engine_id] += 1
     assert on == {"e0": 8, "e1": 24}
 
 
@@ -69,7 +67,7 @@ def test_two_of_many_are_compared_whatever_their_number() -> None:
             engine = spread.choose(rank, engines, None)
             pair.add(engine.engine_id)
             if not loaded:
-                cast("Counter[str]", spread._load)[engine.engine_id] += 1000
+                spread._load[engine.engine_id] += 1000
         assert len(pair) == 2
         asked |= pair
         spread._load.clear()
@@ -78,9 +76,9 @@ def test_two_of_many_are_compared_whatever_their_number() -> None:
 
 def test_rtr_11_the_turns_of_a_session_stay_on_their_engine_while_it_may_be_asked() -> None:
     spread, engines = Spread(lambda: 100), clients(5, WorkerType.PREFILL)
-    with spread.sent(3, "e4", "s"):
-        pass
-    cast("Counter[str]", spread._load)["e4"] += 50
+    spread.begin(3, "e4", "s")
+    spread.end(3, "e4")
+    spread._load["e4"] += 50
     for rank in range(12):
         assert spread.choose(rank, engines, None, "s") is engines[4]
         assert spread.choose(rank, engines[:4], None, "s") in engines[:4]
@@ -91,18 +89,13 @@ def test_rtr_11_the_turns_of_a_session_stay_on_their_engine_while_it_may_be_aske
 
 def test_a_decode_engine_keeps_no_prefix_and_is_the_less_loaded_of_two() -> None:
     spread, engines = Spread(lambda: 100), clients(2, WorkerType.DECODE)
-    with contextlib.ExitStack() as sent:
-        for _ in range(6):
-            sent.enter_context(spread.sent(1, spread.choose(1, engines, None).engine_id))
-        assert spread._load == {"e0": 3, "e1": 3}
+    for _ in range(6):
+        spread.begin(1, spread.choose(1, engines, None).engine_id)
+    assert spread._load == {"e0": 3, "e1": 3}
 
 
 def test_with_room_for_every_request_only_the_group_chooses() -> None:
     spread, engines = Spread(), clients(3, WorkerType.PREFILL)
-    with spread.sent(1, "e2", "s"):
-        assert [spread.choose(rank, engines, None, "s").engine_id for rank in range(4)] == [
-            "e0",
-            "e1",
-            "e2",
-            "e0",
-        ]
+    spread.begin(1, "e2", "s")
+    chosen = [spread.choose(rank, engines, None, "s").engine_id for rank in range(4)]
+    assert chosen == ["e0", "e1", "e2", "e0"]

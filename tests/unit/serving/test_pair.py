@@ -41,11 +41,10 @@ def test_both_halves_get_the_same_request_and_decode_answers() -> None:
         prefill.script("/generate", Answer(body=reply(1)))
         first, last = await items(way)
         assert isinstance(last, GenerateReply) and last.finish is Finish.LENGTH and len(last.output_ids) == 4
-        assert [(part.output_ids, part.engine_id) for part in way.made(first, True)] == [
+        assert [(part.output_ids, part.engine_id) for part in way.begun(first)] == [
             (last.output_ids[:1], "p"),
             (last.output_ids[1:], "d"),
         ]
-        assert way.made(first, False) == [first]
         (one,), (other,) = prefill.sent("/generate"), decode.sent("/generate")
         assert one | {"stream": True} == other
         assert (one["bootstrap_host"], one["bootstrap_port"], one["rid"]) == ("127.0.0.1", 77, "r")
