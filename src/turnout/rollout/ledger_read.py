@@ -26,11 +26,11 @@ from turnout.rollout.ledger_rows import (
     group_id_of,
     members_of,
 )
-from turnout.rollout.ledger_schema import Database, new_copy, read_database
+from turnout.rollout.ledger_schema import Database, read_database, write_empty
 
 _OPEN_ROWS = """SELECT * FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued')
     ORDER BY ordinal, attempt"""
-_OPEN_IDS = "(SELECT group_id FROM groups WHERE state NOT IN ('trained', 'dropped', 'requeued'))"
+_OPEN_IDS = "(SELECT group_id FROM main.groups WHERE state NOT IN ('trained', 'dropped', 'requeued'))"
 _COPIED = {
     "meta": "",
     "owner": "",
@@ -203,19 +203,16 @@ class LedgerReader:
         The caller syncs the copy with its folder."""
         if path.exists():
             raise DataError(Fault("ledger", str(path), "holds something already"))
-        target = new_copy(path)
+        write_empty(path)
+        if self.path is None or not self.beside:
+            _copy(self._connection, path)
+            return
+        source = sqlite3.connect(self.path, isolation_level=None)
         try:
-            if self.path is None or not self.beside:
-                _copy(self._connection, target)
-            else:
-                source = sqlite3.connect(self.path, isolation_level=None)
-                try:
-                    _copy(source, target)
-                    source.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
-                finally:
-                    source.close()
+            _copy(source, path)
+            source.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
         finally:
-            target.close()
+            source.close()
 
     def close(self) -> None:
         self._database.close()
@@ -230,16 +227,19 @@ class LedgerReader:
         return self._read(select, *values).fetchall()
 
 
-def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Copies rows within one transaction of each."""
-    source.execute("BEGIN")
-    target.execute("BEGIN")
+def _copy(source: sqlite3.Connection, target: Path) -> None:
+    """Copies rows into an empty ledger, within one transaction. The copy has no log and syncs nothing."""
+    source.execute("ATTACH ? AS copy", (str(target),))
     try:
+        source.execute("PRAGMA copy.journal_mode = OFF")
+        source.execute("PRAGMA copy.synchronous = OFF")
+        source.execute("BEGIN")
         for table, which in _COPIED.items():
-            rows = source.execute(f"SELECT * FROM {table}{which}")  # noqa: S608  constants above
-            marks = ", ".join("?" * len(rows.description))
-            target.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)  # noqa: S608
-        target.execute("UPDATE owner SET expiry = 0")  # nobody writes the copy
-        target.execute("COMMIT")
+            rows = f"SELECT * FROM main.{table}{which}"  # noqa: S608  constants above
+            source.execute(f"INSERT OR REPLACE INTO copy.{table} {rows}")
+        source.execute("UPDATE copy.owner SET expiry = 0")  # nobody writes the copy
+        source.execute("COMMIT")
     finally:
-        source.execute("ROLLBACK")
+        if source.in_transaction:
+            source.execute("ROLLBACK")
+        source.execute("DETACH copy")

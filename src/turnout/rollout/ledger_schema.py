@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from turnout.core.errors import DataError, Fault
@@ -101,14 +102,18 @@ def open_database(path: Path | None) -> Database:
     return Database(connection, path, exclusive)
 
 
-def new_copy(path: Path) -> sqlite3.Connection:
-    """An empty ledger in a new file, for rows of another one. It has no log and syncs nothing: a copy is whole when
-    it is closed, and durable when its caller has synced it."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = OFF")
-    connection.execute("PRAGMA synchronous = OFF")
-    _migrate(connection, str(path))
-    return connection
+def write_empty(path: Path) -> None:
+    """An empty ledger in a new file, for rows of another one."""
+    path.write_bytes(_empty())
+
+
+@cache
+def _empty() -> bytes:
+    database = open_database(None)
+    try:
+        return database.connection.serialize()
+    finally:
+        database.close()
 
 
 def read_database(path: Path) -> Database:
