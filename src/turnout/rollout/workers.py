@@ -8,6 +8,7 @@ with its slot freed at once; a fault that is no group's stops admission and is k
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from turnout.core.errors import InvariantBroken, TurnoutError
 from turnout.core.types import RolloutGroup
@@ -118,7 +119,7 @@ class Workers:
     def _end(self, group: RolloutGroup, task: Making) -> None:
         key = group.group_id
         if task.cancelled():
-            self._cut_one(group)
+            self._cut_one(group, known=False)
         elif (fault := task.exception()) is None:
             self._take_in(key, task.result())
         elif isinstance(fault, GroupFailed):
@@ -131,7 +132,7 @@ class Workers:
         if not isinstance(made, RolloutGroup):  # else the batch would wait for it for ever
             raise InvariantBroken(f"group {key} ended as {made!r}")
         if made.partial:
-            self._cut_one(made)
+            self._cut_one(made, known=len(made.trajectories) == self._plan.sampling.samples)
             return
         self._journal.forget(key)
         self._ports.book.complete(made)
@@ -153,12 +154,17 @@ class Workers:
         self.open.replace(group)
         self.open.order.complete(group.group_id)
 
-    def _cut_one(self, group: RolloutGroup) -> None:
+    def _cut_one(self, group: RolloutGroup, known: bool) -> None:
+        """`known`: its members are there, each as it was cut; else the ledger has more: of a member that failed, or
+        all that a task had made that was cancelled."""
         if self._plan.drops_cut and not self._closing:
             self.drop(group.group_id, SURPLUS)
         else:
+            book, name = self._ports.book, group.group_id
             self._journal.write()
-            self._ports.book.cut(group.group_id)
+            book.cut(name)
+            if not known and not self._closing:
+                group = replace(group, trajectories=tuple(book.ledger.members(name).values()))
             self.open.cut(group)
 
     def drop(self, key: str, reason: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.scripted_engine import HANG, ScriptedEngine
 from tests.unit.rollout.parts import NO_LIMITS, TOKENS, Bench, Numbers, plan
+from tests.unit.rollout.test_sampler import SEED, begun
 from turnout.core.errors import InvariantBroken, TrainError, WeightError
 from turnout.core.events import GroupTrained
 from turnout.core.types import Finish, RolloutGroup, Trajectory
@@ -62,7 +63,7 @@ class Maker:
 
 
 def pool_of(bench: Bench, answer: Any, **more: Any) -> RolloutPool:
-    maker: Any = Maker(answer)
+    maker: Any = answer if isinstance(answer, Maker) else Maker(answer)
     made = PoolPlan(4, 4, 1, None, plan(), NO_LIMITS, 5.0)
     return RolloutPool(replace(bench.ports, generator=maker, clock=RealClock()), replace(made, **more))
 
@@ -101,6 +102,35 @@ def test_asy_04_a_task_that_gives_nothing_ends_the_wait_too() -> None:
             await pool.take(4)
         await pool.close()
         assert conserved(bench)
+
+    on(use)
+
+
+@pytest.mark.parametrize("ending", ["a member failed", "cancelled"])
+def test_a_group_that_was_cut_goes_on_from_what_was_journalled_of_members_that_it_lacks(ending: str) -> None:
+    """Else their tokens would be journalled twice, which stops the run."""
+
+    async def use(bench: Bench, _engine: ScriptedEngine) -> None:
+        begins: list[RolloutGroup] = []
+
+        class Failing(Maker):
+            def __init__(self) -> None: ...
+
+            async def group(self, group: RolloutGroup, plan: Any, seeds: Any, members: Any, cut: Cut) -> Any:
+                begins.append(group)
+                have = sum(len(t.response_ids) for t in group.trajectories if t.seed == SEED)
+                members.tokens(0, begun(have + 4))
+                if len(begins) > 1:
+                    return finished(group)
+                if ending == "cancelled":
+                    raise asyncio.CancelledError
+                return replace(group, trajectories=(replace(begun(3), seed=SEED + 1),))
+
+        pool = pool_of(bench, Failing(), per_step=1, slots=1)
+        await pool.take(1)
+        await pool.close()
+        (known,) = (t for t in begins[1].trajectories if t.seed == SEED)
+        assert known.response_ids == begun(4).response_ids
 
     on(use)
 
