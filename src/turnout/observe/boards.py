@@ -6,13 +6,13 @@ Promises: a board that fails once it shows a run is told of once and left out; i
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from turnout.core.errors import ConfigError, Fault
+from turnout.observe.event_file import EventFile
 
 log = logging.getLogger(__name__)
 INIT_S = 30.0
@@ -53,28 +53,17 @@ class TensorBoard:
     """Files in a folder. `behind`: the run goes on after so many steps; what it holds of later ones is purged."""
 
     def __init__(self, folder: Path, behind: int | None) -> None:
-        from tensorboardX import event_file_writer  # noqa: PLC0415  late: it takes half a second
-        from tensorboardX.proto import event_pb2  # noqa: PLC0415
-
-        made: Any = event_pb2  # its classes are made when it is imported
         folder.mkdir(parents=True, exist_ok=True)
-        # no SummaryWriter: where its thread dies, of a full disk, the next numbers wait for it for ever
-        self._writer = event_file_writer.EventsWriter(str(folder / "events"))
-        self._event = made.Event
+        self._file = EventFile(folder)
         if behind is not None:
-            begins = made.SessionLog(status=made.SessionLog.START)
-            self._writer.write_event(self._event(wall_time=time.time(), step=behind + 1, session_log=begins))
+            self._file.begins_at(behind + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboardX.summary import scalar  # noqa: PLC0415
-
-        for key, number in values.items():
-            event = self._event(wall_time=time.time(), step=step, summary=scalar(key, number))
-            self._writer.write_event(event)
-        self._writer.flush()
+        self._file.scalars(step, values)
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 @dataclass(frozen=True)

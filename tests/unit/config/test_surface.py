@@ -88,6 +88,10 @@ def test_the_encodings_are_those_that_exist():
     ("what", "absent"),
     [
         ("import turnout.config", ["torch", "yaml", "numpy", "aiohttp", "asyncio", "transformers"]),
+        (
+            "import turnout.schedule.session, turnout.schedule.inputs, turnout.train.rank",
+            ["torch", "transformers", "gguf", "matplotlib", "tensorboardX", "pandas", "scipy", "sympy"],
+        ),
         ("from turnout.cli.main import main; main(['--help'])", ["torch", "pydantic", "numpy", "asyncio"]),
         ("from turnout.cli.main import main; main(['train', '--help'])", ["torch", "numpy", "yaml"]),
     ],

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboardX import record_writer
 
 from turnout.core.errors import ConfigError
+from turnout.observe import event_file
 from turnout.observe.boards import Guarded, TensorBoard, WandbBoard, WandbPlan
 from turnout.observe.metrics import MetricsLog
 
@@ -122,7 +122,7 @@ def test_a_board_that_fails_is_left_out_once(
 def test_tensorboard_on_a_full_disk_is_told_once_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(record_writer, "open_file", lambda _: Path("/dev/full").open("wb"))  # noqa: SIM115
+    monkeypatch.setattr(event_file.Path, "open", lambda _, mode: open("/dev/full", mode))  # noqa: SIM115, PTH123
     board = Guarded(TensorBoard(tmp_path, None), "TensorBoard")
     with caplog.at_level(logging.WARNING):
         for step in range(30):

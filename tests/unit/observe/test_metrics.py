@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from turnout.core.errors import DataError
@@ -51,19 +52,32 @@ def test_a_torn_last_row_is_left_out_and_a_bad_one_is_told(tmp_path):
 
 
 def test_tensorboard_gets_the_finite_numbers(tmp_path):
+    from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+    def masked(part: bytes) -> bytes:
+        crc = crc32c(part)
+        return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
+
     with MetricsLog(tmp_path / "m.jsonl", [TensorBoard(tmp_path / "board", 2)]) as log:
-        log.write(3, {"a": 0.25, "b": math.nan})
+        log.write(3, {"a": 0.25, "b": math.nan, "of/x y": 1e300})
+        log.write(300, {"a": -2})
     (file,) = (tmp_path / "board").iterdir()
-    data, found, at, begins = file.read_bytes(), [], 0, []
+    assert file.name.startswith("events.out.tfevents.")
+    data, found, at, events = file.read_bytes(), [], 0, []
     while at < len(data):  # TFRecord: length (8 bytes), its checksum (4), payload, its checksum (4)
-        length = int.from_bytes(data[at : at + 8], "little")
-        event = Event.FromString(data[at + 12 : at + 12 + length])
+        end = at + 12 + int.from_bytes(data[at : at + 8], "little")
+        assert data[at + 8 : at + 12] == masked(data[at : at + 8])
+        assert data[end : end + 4] == masked(data[at + 12 : end])
+        event = Event.FromString(data[at + 12 : end])
         found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
-        begins += [event.step] * (event.session_log.status == SessionLog.START)
-        at += 16 + length
-    assert found == [(3, "a", 0.25)] and begins == [3], "what it holds of steps from 3 on is purged"
+        events.append(event)
+        at = end + 4
+    largest = float(np.finfo(np.float32).max)
+    assert found == [(3, "a", 0.25), (3, "of/x_y", largest), (300, "a", -2)]
+    begins = [event.step for event in events if event.session_log.status == SessionLog.START]
+    assert begins == [3], "what it holds of steps from 3 on is purged"
+    assert events[0].file_version == "brain.Event:2" and all(event.wall_time > 1e9 for event in events)
 
 
 def test_a_run_that_goes_on_takes_out_the_rows_of_steps_that_were_undone(tmp_path):
