@@ -32,7 +32,7 @@ from turnout.core.routed import RoutedExperts
 from turnout.core.types import Finish, RolloutGroup, Trajectory
 from turnout.core.version import WeightVersion
 from turnout.placement.real import RealClock
-from turnout.rollout import ledger_schema
+from turnout.rollout import ledger_read, ledger_schema
 from turnout.rollout.book import GroupBook
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger import Ledger
@@ -504,6 +504,21 @@ def test_a_network_file_system_gets_an_exclusive_ledger_with_a_rollback_journal(
     ledger.backup(tmp_path / "copy" / "ledger.sqlite")
     ledger.close()
     assert LedgerReader.of(tmp_path / "ledger.sqlite").find(fresh(0).group_id) is not None
+
+
+def test_a_copy_that_fails_leaves_the_ledger_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = memory_ledger()
+    book = GroupBook(Log(), ledger)
+    begun(book, 0)
+    monkeypatch.setitem(ledger_read._COPIED, "no_such_table", "")
+    with pytest.raises(sqlite3.OperationalError, match="no_such_table"):
+        ledger.backup(tmp_path / "torn.sqlite")
+    monkeypatch.undo()
+    begun(book, 1)
+    ledger.backup(tmp_path / "whole.sqlite")
+    assert LedgerReader.of(tmp_path / "whole.sqlite").open_groups() == ledger.open_groups()
 
 
 def test_a_reader_reads_beside_the_writer_and_never_writes(tmp_path: Path) -> None:
