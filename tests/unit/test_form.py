@@ -32,6 +32,7 @@ BROAD_ALLOWED = {
         "engine/parallel_worker.py",
         "guarded",
     ): "ends the process: a rank must not go on without a thread of its own",
+    ("rollout/rewards.py", "_in_part"): "whatever a user's function raises is an outcome, with its text",
     ("train/rank.py", "serve"): "the error travels to the controller, which decides what it means",
     ("train/rank.py", "work"): "on a thread: told to the controller when it asks whether the copy is written",
 }

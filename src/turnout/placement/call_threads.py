@@ -44,13 +44,18 @@ class CallThreads:
             self.left_behind += 1
             future.cancel()
 
-    async def within(self, clock: Clock, deadline_s: float, what: str, work: Callable[[], T]) -> T:
-        """The result of `work`; raises DeadlineExceeded, which names `what`, where it does not come in time."""
+    async def done(self, work: Callable[[], T]) -> T:
+        """The result of `work`; abandoned where who waits is cancelled."""
         future = self.call(work)
         try:
-            return await clock.within(deadline_s, what, asyncio.shield(future))
+            return await future
         finally:
-            self.abandon(future)
+            if future.cancelled():
+                self.left_behind += 1
+
+    async def within(self, clock: Clock, deadline_s: float, what: str, work: Callable[[], T]) -> T:
+        """The result of `work`; raises DeadlineExceeded, which names `what`, where it does not come in time."""
+        return await clock.within(deadline_s, what, self.done(work))
 
     def close(self) -> None:
         """Ends the threads that are in no call. Nothing is called after this."""

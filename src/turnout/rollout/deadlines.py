@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from turnout.core.errors import DeadlineExceeded
 from turnout.core.ports import Clock
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Deadlines:
@@ -60,3 +63,30 @@ class Deadlines:
 def _wake(waiter: asyncio.Future[bool], _work: asyncio.Future[Any]) -> None:
     if not waiter.done():
         waiter.set_result(True)
+
+
+class Limit(Generic[K]):
+    """One limit for many calls: `late` is called for each that has not ended so many seconds after it began."""
+
+    def __init__(self, clock: Clock, seconds: float, late: Callable[[K], None]) -> None:
+        self._clock, self._seconds, self._late = clock, seconds, late
+        self._ends: dict[K, float] = {}  # in the order of the ends
+        self._watch: asyncio.Task[None] | None = None
+
+    def begin(self, call: K) -> None:
+        self._ends[call] = self._clock.now() + self._seconds
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.ensure_future(self._watching())
+
+    def end(self, call: K) -> None:
+        self._ends.pop(call, None)
+
+    async def _watching(self) -> None:
+        while self._ends:
+            call, end = next(iter(self._ends.items()))
+            left = end - self._clock.now()
+            if left > 0:
+                await self._clock.sleep(left)
+            else:
+                del self._ends[call]
+                self._late(call)

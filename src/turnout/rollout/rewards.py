@@ -34,8 +34,9 @@ from turnout.core.record import record
 from turnout.core.types import Prompt, Trajectory
 from turnout.core.waits import Wait, Waiting
 from turnout.placement.call_threads import CallThreads
+from turnout.placement.tasks import Part, Parts
 from turnout.rollout.builtin_rewards import BUILTIN, UNLISTED
-from turnout.rollout.deadlines import Deadlines
+from turnout.rollout.deadlines import Limit
 from turnout.serving.models import Models
 
 Reward = Callable[..., Any]
@@ -99,10 +100,9 @@ class RewardRunner:
         self._clock = clock
         self._deadline_s = deadline_s
         self._workers = workers
-        self._deadlines = Deadlines(clock)
+        self._limit = Limit(clock, deadline_s, self._late)
         self._turns = asyncio.Semaphore(workers)
         self._threads = CallThreads("reward")
-        self._cut: set[asyncio.Future[Any]] = set()
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(
             getattr(reward, "__call__", None)  # noqa: B004 - the method is wanted, to see whether it is async
         )
@@ -128,16 +128,21 @@ class RewardRunner:
         """Threads that are still in a call past its deadline."""
         return self._threads.left_behind
 
-    async def score(self, prompt: Prompt, made: Trajectory) -> Scored:
-        """The score of one response. Never raises for what the reward does; see the module's outcomes."""
-        got = await self._called(prompt, made.text, made.response_ids[made.opening :])
+    async def score(self, prompt: Prompt, made: Trajectory, part: Part[Any] | None = None) -> Scored:
+        """The score of one response. Never raises for what the reward does; see the module's outcomes. `part`: the
+        caller's own, in whose task the reward runs; past the deadline it is left with that outcome. Without one the
+        call gets a task of its own."""
+        call = self._bound(prompt, made.text, made.response_ids[made.opening :])
+        got = await (self._alone(call) if part is None else self._in_part(part, call))
         return got if isinstance(got, Scored) else outcome(got)
 
     async def score_group(self, prompt: Prompt, made: Sequence[Trajectory]) -> list[Scored]:
         """The scores of all responses of a group, in order, by one call under one deadline. An answer that is no
         list of as many values is the outcome of each."""
         responses = [one.text for one in made]
-        got = await self._called(prompt, responses, [one.response_ids[one.opening :] for one in made])
+        got = await self._alone(
+            self._bound(prompt, responses, [one.response_ids[one.opening :] for one in made])
+        )
         if isinstance(got, Scored):
             return [got] * len(responses)
         if not isinstance(got, list | tuple) or len(got) != len(responses):
@@ -146,9 +151,9 @@ class RewardRunner:
             return [Scored(None, what)] * len(responses)
         return [outcome(value) for value in got]
 
-    async def _called(self, asked: Prompt, response: Any, ids: Any) -> Any:
-        """What the reward returned; a Scored without a value where it did not."""
-        prompt, label, named = asked.text, asked.label, self._named
+    def _bound(self, asked: Prompt, response: Any, ids: Any) -> Callable[..., Any]:
+        """The reward with what it is given."""
+        named = self._named
         given = {
             k: v for k, v in asked.metadata.items() if k not in _OWN_NAMES and (named is None or k in named)
         }
@@ -156,61 +161,44 @@ class RewardRunner:
             given["run"] = self.models
         if "completion_ids" in self._given:
             given["completion_ids"] = ids
-        if self._is_async:
-            loop = asyncio.get_running_loop()
-            begun = loop.create_future()
+        return partial(self._reward, asked.text, response, asked.label, **given)
+
+    async def _alone(self, call: Callable[..., Any]) -> Any:
+        return (await Parts[Any]().made((call,), self._in_part))[0]
+
+    async def _in_part(self, part: Part[Any], call: Callable[..., Any]) -> Any:
+        """What the reward returned; a Scored without a value where it did not. Its task is that of the part, which
+        it may hold on to: nobody waits for it past its deadline, or where the part is cancelled."""
+        part.loose = True
+        try:
+            if not self._is_async:
+                return await self._on_thread(part, call)
             if self._begins_itself:
-                given["begins"] = partial(_begin, begun)
-            call = loop.create_task(self._in_loop(prompt, response, label, given))
-            if self._begins_itself:
-                try:
-                    await asyncio.wait((call, begun), return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    self._abandon(call)
-                    raise
-            return await self._within(call, self._abandon, self._deadline_s)
+                return await call(begins=partial(self._limit.begin, part))
+            self._limit.begin(part)
+            return await call()
+        except asyncio.CancelledError:
+            if part.cancelled:
+                raise
+            return Scored(None, "raised CancelledError")
+        except Exception as fault:  # noqa: BLE001 - whatever a user's function raises is an outcome
+            return Scored(None, f"raised {type(fault).__name__}: {fault}")
+        finally:
+            part.loose = False
+            self._limit.end(part)
+            if part.left:  # also where it returned in spite of its cancellation
+                raise asyncio.CancelledError
+
+    async def _on_thread(self, part: Part[Any], call: Callable[..., Any]) -> Any:
         async with self._turns:
             if self.left_behind >= self._workers:
                 return Scored(None, f"not called: {self.left_behind} earlier calls never came back")
-            work = self._threads.call(lambda: self._reward(prompt, response, label, **given))
-            return await self._within(work, self._threads.abandon, self._deadline_s)
+            self._limit.begin(part)
+            result = await self._threads.done(call)
+            return await result if isinstance(result, Awaitable) else result
 
-    async def _in_loop(self, prompt: str, response: Any, label: Any, given: dict[str, Any]) -> Any:
-        return await self._reward(prompt, response, label, **given)
-
-    async def _within(
-        self, work: asyncio.Future[Any], abandon: Callable[[asyncio.Future[Any]], None], seconds: float
-    ) -> Any:
-        began = self._clock.now()
-        try:
-            in_time = await self._deadlines.ended(work, seconds)
-        except asyncio.CancelledError:
-            abandon(work)
-            raise
-        if not in_time:
-            abandon(work)
-            return Scored(None, f"no answer within {self._deadline_s:g} s")
-        if work.cancelled():
-            return Scored(None, "raised CancelledError")
-        fault = work.exception()
-        if isinstance(fault, Exception):  # whatever a user's function raises is an outcome
-            return Scored(None, f"raised {type(fault).__name__}: {fault}")
-        result = work.result()
-        if isinstance(result, Awaitable):  # of a sync function that makes a coroutine
-            left = max(0.001, began + seconds - self._clock.now())
-            return await self._within(asyncio.ensure_future(result), self._abandon, left)
-        return result
-
-    def _abandon(self, task: asyncio.Future[Any]) -> None:
-        """Cancels without waiting: a function that holds on to its cancellation must not hold us."""
-        self._cut.add(task)
-        task.add_done_callback(self._forget)
-        task.cancel()
-
-    def _forget(self, task: asyncio.Future[Any]) -> None:
-        self._cut.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as seen
+    def _late(self, part: Part[Any]) -> None:
+        part.leave(Scored(None, f"no answer within {self._deadline_s:g} s"))
 
 
 def outcome(result: Any) -> Scored:
@@ -225,11 +213,6 @@ def outcome(result: Any) -> Scored:
         return Scored(None, f"returned {type(result).__name__}, not a number")
     value = float(result)
     return Scored(value) if math.isfinite(value) else Scored(None, f"returned {value}")
-
-
-def _begin(begun: asyncio.Future[None]) -> None:
-    if not begun.done():
-        begun.set_result(None)
 
 
 def _named_parameters(reward: Reward) -> tuple[set[str] | None, set[str]]:

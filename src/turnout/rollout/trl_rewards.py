@@ -126,11 +126,7 @@ class TrlRewards:
     async def _on_thread(self, call: Callable[[], Any]) -> Any:
         if self._threads.left_behind >= DEFAULT_WORKERS:
             raise ValueError(f"not called: {DEFAULT_WORKERS} earlier calls never came back")
-        work = self._threads.call(call)
-        try:
-            return await asyncio.shield(work)
-        finally:
-            self._threads.abandon(work)
+        return await self._threads.done(call)
 
 
 def _taken(function: Function, given: dict[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from turnout.core.errors import EngineDead, EngineError, EngineRefused, Generate
 from turnout.core.rng import SeedTree
 from turnout.core.types import Prompt, RolloutGroup, Trajectory, but
 from turnout.core.waits import EVALUATE, Waiting, Waits
-from turnout.placement.tasks import together
+from turnout.placement.tasks import Part, Parts
 from turnout.rollout.cut import Cut
 from turnout.rollout.draft import Draft
-from turnout.rollout.rewards import RewardRunner
+from turnout.rollout.rewards import RewardRunner, Scored
 from turnout.rollout.sampler import Ask, SamplingPlan
 
+Made = Trajectory | str | Scored  # a member; the last two say why there is none
 __all__ = ["Forgotten", "Generator", "GroupFailed", "Members", "SamplingPlan"]
 
 
@@ -84,11 +85,12 @@ class Generator:
             begun = known[seed] if seed in known else Trajectory.unbegun(seed)
             journal = partial(keep.tokens, member)
             asks.append(Ask(group.prompt, plan, begun, group.ordinal, journal, cut, waits))
-        made = await together(self._member(member, ask, keep) for member, ask in enumerate(asks))
+        made = await Parts[Made]().made(asks, partial(self._member, keep))
         made = await self._scored_together(group.prompt, made, keep, waits)
         kept = tuple(t for t in made if isinstance(t, Trajectory))
         if len(kept) < plan.min_group:
-            reasons = sorted({str(t) for t in made if not isinstance(t, Trajectory)})
+            unscored = [f"unscored: {t.why}" if isinstance(t, Scored) else t for t in made]
+            reasons = sorted({t for t in unscored if isinstance(t, str)})
             raise GroupFailed(reasons[0] if reasons else "too few members")
         return replace(group, trajectories=kept)
 
@@ -97,9 +99,9 @@ class Generator:
         waits = self.waits.of(EVALUATE)
         return await self.sampler.sample(Ask(prompt, plan, Trajectory.unbegun(seed), turn, waits=waits))
 
-    async def _member(self, member: int, ask: Ask, keep: Members) -> Trajectory | str:
+    async def _member(self, keep: Members, part: Part[Made], ask: Ask) -> Made:
         """A scored trajectory, a partial one where it was cut, or why there is none."""
-        made = ask.begun
+        made, member = ask.begun, part.at
         if made.partial:
             try:
                 made = await self.sampler.sample(ask)
@@ -122,29 +124,29 @@ class Generator:
             keep.ended(member, made)
             return made
         with self._rewards.waited(ask.waits):
-            scored = await self._rewards.score(ask.prompt, made)
+            scored = await self._rewards.score(ask.prompt, made, part)
         if scored.value is None:
-            return f"unscored: {scored.why}"
+            return scored
         made = but(made, reward=scored.value)
         keep.ended(member, made)
         return made
 
     async def _scored_together(
-        self, prompt: Prompt, made: list[Trajectory | str], keep: Members, waits: Waiting
-    ) -> list[Trajectory | str]:
+        self, prompt: Prompt, made: list[Made], keep: Members, waits: Waiting
+    ) -> list[Made]:
         """The members of a group that is scored as a whole: once all of them have ended."""
         ended = [one for one in made if isinstance(one, Trajectory) and not one.partial]
         if not self._rewards.whole or len(ended) < len(made) or all(one.reward is not None for one in ended):
             return made
         with self._rewards.waited(waits):
             scores = await self._rewards.score_group(prompt, ended)
-        scored: list[Trajectory | str] = []
+        scored: list[Made] = []
         for member, (one, score) in enumerate(zip(ended, scores)):
             if one.reward is not None:  # of its own function
                 scored.append(one)
                 continue
             if score.value is None:
-                scored.append(f"unscored: {score.why}")
+                scored.append(score)
                 continue
             scored.append(but(one, reward=score.value))
             keep.ended(member, but(one, reward=score.value))

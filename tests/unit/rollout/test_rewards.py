@@ -16,6 +16,7 @@ from turnout.core.errors import ConfigError
 from turnout.core.types import ENVIRONMENT, Finish, Prompt, Trajectory
 from turnout.core.version import Runs, VersionSpans
 from turnout.placement.real import RealClock
+from turnout.placement.tasks import Part, Parts
 from turnout.rollout.builtin_rewards import BUILTIN, exact, f1, last_number, math
 from turnout.rollout.rewards import Reward, RewardRunner, Scored, load_reward
 
@@ -198,6 +199,59 @@ def test_cancelling_the_caller_cancels_the_call() -> None:
             await asyncio.wait_for(task, 5)
 
     asyncio.run(main())
+
+
+def test_an_async_grader_has_one_task_from_start_to_end() -> None:
+    """The member's, so that its own timeouts and scopes end where they began."""
+
+    async def asks(p: str, r: str, label: Any) -> float:
+        mine = asyncio.current_task()
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            await asyncio.sleep(0)
+        assert asyncio.current_task() is mine and mine is not None and not mine.cancelling()
+        return 0.5
+
+    assert run(asks) == Scored(0.5)
+
+
+@pytest.mark.parametrize("holds", ["returns", "raises"])
+def test_a_member_whose_grader_ends_after_its_deadline_is_unscored(holds: str) -> None:
+    async def late(p: str, r: str, label: Any) -> float:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if holds == "raises":
+                raise ValueError("cut") from None
+        return 1.0
+
+    async def main() -> None:
+        runner, went_on = RewardRunner(late, RealClock(), DEADLINE_S), list[Scored]()
+
+        async def member(part: Part[Scored], _item: int) -> Scored:
+            scored = await runner.score(ASKED, MADE, part)
+            went_on.append(scored)
+            return scored
+
+        made = await Parts[Scored]().made([0, 1], member)
+        assert made == [Scored(None, "no answer within 0.1 s")] * 2
+        await asyncio.sleep(0)
+        assert not went_on, "a member that was left has its outcome already"
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_grader_that_cancels_its_own_task_is_unscored() -> None:
+    async def cancels(p: str, r: str, label: Any) -> float:
+        mine = asyncio.current_task()
+        assert mine is not None
+        mine.cancel()
+        await asyncio.sleep(60)
+        return 1.0
+
+    assert run(cancels) == Scored(None, "raised CancelledError")
 
 
 def test_metadata_goes_to_those_who_name_it_or_take_all() -> None:
