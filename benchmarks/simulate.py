@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from turnout.sim.faults import KINDS
+from turnout.sim.report import WorldOptions
 from turnout.sim.sabotage import SABOTAGES
 from turnout.sim.simulate import Simulation, Totals, simulate
-from turnout.sim.world import WorldOptions
 
 NOTICED_WITHIN = 200
 KEPT_EVERY = 500

@@ -24,7 +24,8 @@ from turnout.core.events import (
     VersionCommitted,
 )
 from turnout.sim.plan import GROUPS, SCHEDULE_NAMES, STEPS, plan_of
-from turnout.sim.world import World, WorldOptions, _report
+from turnout.sim.report import WorldOptions
+from turnout.sim.world import World, _report
 
 EVERY = pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
 CALM = {

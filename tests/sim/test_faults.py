@@ -10,8 +10,8 @@ from turnout.cli.main import main
 from turnout.core.errors import DeadlineExceeded
 from turnout.sim import simulate
 from turnout.sim.faults import KINDS
+from turnout.sim.report import WorldOptions
 from turnout.sim.simulate import Simulation, totals
-from turnout.sim.world import WorldOptions
 
 SEEDS = 40
 KEYS = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from turnout.sim.report import WorldOptions
 from turnout.sim.sabotage import SABOTAGES, sabotaged
 from turnout.sim.simulate import Simulation, simulate
-from turnout.sim.world import WorldOptions
 
 TESTED = (  # the ten of the design; all of them: benchmarks/simulate.py
     "free-slots-at-publish",

@@ -7,7 +7,8 @@ import pytest
 from turnout.core.waits import root_cause
 from turnout.schedule.stall_watch import Parties
 from turnout.sim.plan import SCHEDULE_NAMES, plan_of
-from turnout.sim.world import World, WorldOptions
+from turnout.sim.report import WorldOptions
+from turnout.sim.world import World
 
 LOOK_S, LONGER_S = 1.0, 40.0
 

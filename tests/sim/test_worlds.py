@@ -6,7 +6,8 @@ import pytest
 
 from turnout.sim.engine import VirtualEngine
 from turnout.sim.plan import SCHEDULE_NAMES, plan_of
-from turnout.sim.world import WorldOptions, run_seed, run_world
+from turnout.sim.report import WorldOptions
+from turnout.sim.world import run_seed, run_world
 
 CALM = WorldOptions(())
 

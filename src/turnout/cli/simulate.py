@@ -18,16 +18,18 @@ def command(argv: list[str]) -> int:
     """Runs worlds; 0 where every promise was kept in all of them, 1 otherwise."""
     from turnout.core.errors import ConfigError, Fault
     from turnout.sim.faults import KINDS, parse_kinds
-    from turnout.sim.sabotage import SABOTAGES
-    from turnout.sim.world import SCHEDULE_NAMES, WorldOptions
+    from turnout.sim.report import SCHEDULE_NAMES, WorldOptions
 
     asked = _parser(tuple(SCHEDULE_NAMES), tuple(KINDS)).parse_args(argv)
-    if asked.list_sabotage:
-        print("\n".join(SABOTAGES))
-        return 0
-    if asked.sabotage is not None and asked.sabotage not in SABOTAGES:
-        remedy = "`turnout simulate --list-sabotage` names them"
-        raise ConfigError(Fault("--sabotage", asked.sabotage, "there is no such sabotage", remedy))
+    if asked.list_sabotage or asked.sabotage is not None:
+        from turnout.sim.sabotage import SABOTAGES
+
+        if asked.list_sabotage:
+            print("\n".join(SABOTAGES))
+            return 0
+        if asked.sabotage not in SABOTAGES:
+            remedy = "`turnout simulate --list-sabotage` names them"
+            raise ConfigError(Fault("--sabotage", asked.sabotage, "there is no such sabotage", remedy))
     options = WorldOptions(parse_kinds(asked.faults), asked.schedule, asked.trace)
     return _replay(asked, options) if asked.seed is not None else _many(asked, options)
 
@@ -51,8 +53,8 @@ def _parser(schedules: tuple[str, ...], kinds: tuple[str, ...]) -> argparse.Argu
 
 
 def _replay(asked: argparse.Namespace, options: object) -> int:
+    from turnout.sim.report import WorldOptions
     from turnout.sim.simulate import Simulation, Totals, simulate
-    from turnout.sim.world import WorldOptions
 
     assert isinstance(options, WorldOptions)
     found = Totals()
@@ -67,8 +69,8 @@ def _replay(asked: argparse.Namespace, options: object) -> int:
 
 
 def _many(asked: argparse.Namespace, options: object) -> int:
+    from turnout.sim.report import WorldOptions
     from turnout.sim.simulate import Simulation, Totals, simulate
-    from turnout.sim.world import WorldOptions
 
     assert isinstance(options, WorldOptions)
     hunt = asked.sabotage is not None
@@ -86,8 +88,8 @@ def _many(asked: argparse.Namespace, options: object) -> int:
 
 
 def _end(asked: argparse.Namespace, found: object, options: object) -> int:
+    from turnout.sim.report import WorldOptions
     from turnout.sim.simulate import Totals
-    from turnout.sim.world import WorldOptions
 
     assert isinstance(found, Totals) and isinstance(options, WorldOptions)
     row = found.to_json(options.kinds)

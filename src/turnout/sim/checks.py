@@ -31,7 +31,8 @@ from turnout.rollout.book import samples_digest
 from turnout.rollout.group_machine import OPEN, GroupState
 from turnout.schedule.evaluations import EVAL_SEEDS
 from turnout.sim.model import length_of, logprobs_of, number_of, tokens
-from turnout.sim.record import DOUBLED, INVARIANT, LOST, OVER_BOUND, Failure, WorldRecord
+from turnout.sim.record import Failure, WorldRecord
+from turnout.sim.report import DOUBLED, INVARIANT, LOST, OVER_BOUND
 from turnout.sim.rewards import Decoder, value_of
 
 Check = Callable[[WorldRecord], Iterator[Failure]]

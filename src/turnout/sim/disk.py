@@ -86,5 +86,5 @@ class VirtualDisk(DiskStore):
 
 def after_kill(root: Path, target: Path) -> Path:
     """The folder as the next life finds it. Locks of the dead process are gone with it."""
-    shutil.copytree(root, target, symlinks=True)
+    shutil.copytree(root, target, symlinks=True, copy_function=shutil.copyfile)
     return target

@@ -55,6 +55,10 @@ class Run:
     cached: bool = False
     moved: bool = False  # its KV came from a prefill engine, and is not yet in use
     epoch: int = 0  # grows when its timer is void
+    size: int = field(init=False)  # its tokens, as the KV space counts them
+
+    def __post_init__(self) -> None:
+        self.size = len(self.request.input_ids)
 
 
 class VirtualEngine:
@@ -99,13 +103,18 @@ class VirtualEngine:
     def _all(self) -> list[Run]:
         return [*self.running.values(), *self._waiting, *self._apart.values()]
 
+    def _named(self, rid: str) -> list[Run]:
+        """The requests of this name."""
+        apart = [runs[rid] for runs in (self.running, self._apart) if rid in runs]
+        return [*apart, *(run for run in self._waiting if run.request.rid == rid)]
+
     # requests
 
     def generate(self, request: GenerateRequest, reader: Reader) -> tuple[int, str] | None:
         """Takes a request; else the status and why it is refused."""
         if self.paused and self.load >= 4 * self.shape.running:
             return 503, "the queue is full"
-        if any(run.request.rid == request.rid for run in self._all()):
+        if self._named(request.rid):
             return 400, f"request {request.rid} is running already"
         least = None if request.extra_key is None else VersionConstraint.parse(request.extra_key)
         if least is not None and not least.met_by(self.label):
@@ -152,7 +161,7 @@ class VirtualEngine:
 
     def abort(self, rid: str | None, message: str) -> int:
         """Ends one request, or all (None), at a token boundary; how many."""
-        found = [run for run in self._all() if rid in (None, run.request.rid)]
+        found = self._all() if rid is None else self._named(rid)
         for run in found:
             self._end(run, Finish.ABORT, message)
         self._fill()
@@ -160,7 +169,7 @@ class VirtualEngine:
 
     def _fill(self) -> None:
         while not self.paused and self._waiting and len(self.running) < self.shape.running:
-            if self.running and self._kv() + self._tokens(self._waiting[0]) > 0.9 * self.shape.kv_tokens:
+            if self.running and self._kv() + self._waiting[0].size > 0.9 * self.shape.kv_tokens:
                 return
             run = self._waiting.popleft()
             self.running[run.request.rid] = run
@@ -202,7 +211,7 @@ class VirtualEngine:
         seed = request.params.sampling_seed
         new = next_tokens(before, 0 if seed is None else seed, at, root, count)
         if self.half is WorkerType.PREFILL:
-            run.ids, run.spans = new, run.spans.extended(count, self.label)
+            run.ids, run.spans, run.size = new, run.spans.extended(count, self.label), run.size + count
             del self.running[request.rid]
             self._meets(run, made=True)
             self._fill()
@@ -221,6 +230,7 @@ class VirtualEngine:
     def _told(self, run: Run, new: list[int]) -> None:
         first = len(run.ids)
         run.ids += new
+        run.size += len(new)
         run.spans = run.spans.extended(len(new), self.label)
         mixed = int(run.computed != self.root)
         if mixed:
@@ -253,11 +263,7 @@ class VirtualEngine:
         run.reader.put(GenerateReply("", ids, *whole))
 
     def _kv(self) -> int:
-        return sum([len(run.request.input_ids) + len(run.ids) for run in self.running.values()])
-
-    @staticmethod
-    def _tokens(run: Run) -> int:
-        return len(run.request.input_ids) + len(run.ids)
+        return sum([run.size for run in self.running.values()])
 
     # control calls: the body of a call -> status and row
 

@@ -21,8 +21,8 @@ from turnout.rollout.sampler import SamplingPlan
 from turnout.schedule.evaluations import EvalPlan
 from turnout.sim.model import EngineShape, prompt_ids
 from turnout.sim.record import Rules
+from turnout.sim.report import SCHEDULE_NAMES
 
-SCHEDULE_NAMES = ("sync", "pipelined", "async")
 STEPS, GROUPS, PROMPTS = 20, 10, 1000
 
 

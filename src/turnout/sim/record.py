@@ -14,10 +14,8 @@ from turnout.core.events import Event, VersionCommitted, VersionPublished
 from turnout.core.record import record
 from turnout.core.types import Prompt, RolloutGroup
 from turnout.schedule.evaluations import EvalPlan
+from turnout.sim.report import INVARIANT
 from turnout.sim.trainer import History
-
-LOST, DOUBLED, OVER_BOUND, STUCK, INVARIANT = "lost", "doubled", "over_bound", "stuck", "invariant_failures"
-COUNTS = (LOST, DOUBLED, OVER_BOUND, STUCK, INVARIANT)
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,23 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import islice
 from multiprocessing.pool import IMapIterator
 from typing import Any
 
 from turnout.core.errors import DeadlineExceeded
 from turnout.sim.faults import KINDS
-from turnout.sim.record import COUNTS
-from turnout.sim.sabotage import sabotaged, switch_off
-from turnout.sim.world import SeedReport, WorldOptions, folder_of_worlds, run_seed
+from turnout.sim.folders import folder_of_worlds
+from turnout.sim.report import COUNTS, SeedReport, WorldOptions
 
 SHOWN = 20  # failing seeds in a report
 TEXTS = 5  # failures of one of them
 WORLD_S = 300.0  # a world takes about a second
+WORLD, SABOTAGE = (
+    "turnout.sim.world",
+    "turnout.sim.sabotage",
+)  # imported by those who run worlds: it takes a second
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,13 @@ def _simulated(simulation: Simulation) -> Iterator[SeedReport]:
     wanted = simulation.processes if simulation.processes is not None else len(os.sched_getaffinity(0))
     processes = min(wanted, simulation.count)
     if processes <= 1:
-        with nullcontext() if simulation.sabotage is None else sabotaged(simulation.sabotage):
-            yield from _until(simulation, (run_seed(seed, simulation.options) for seed in seeds))
+        name = simulation.sabotage
+        with nullcontext() if name is None else import_module(SABOTAGE).sabotaged(name):
+            yield from _until(simulation, (_one((seed, simulation.options)) for seed in seeds))
         return
     # processes forked from this one would inherit the locks that its threads hold, and could wait for them for ever
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["turnout.sim.world"])
+    context.set_forkserver_preload([WORLD])
     with context.Pool(processes, _begin, (simulation.sabotage,)) as pool:
         reports = pool.imap(_one, ((seed, simulation.options) for seed in seeds))
         yield from _until(simulation, (_within(reports, seed) for seed in seeds))
@@ -126,8 +131,8 @@ def _within(reports: IMapIterator[SeedReport], seed: int) -> SeedReport:
 def _begin(sabotage: str | None) -> None:
     """In each process, for as long as it lives."""
     if sabotage is not None:
-        switch_off(sabotage)
+        import_module(SABOTAGE).switch_off(sabotage)
 
 
 def _one(job: tuple[int, WorldOptions]) -> SeedReport:
-    return run_seed(*job)
+    return import_module(WORLD).run_seed(*job)

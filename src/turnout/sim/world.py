@@ -12,75 +12,38 @@ import contextlib
 import contextvars
 import gc
 import logging
-import os
 import random
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turnout.core.errors import IllegalTransition, InvariantBroken, TurnoutError
 from turnout.core.events import Event, GroupTrained, VersionCommitted, VersionPublished
 from turnout.protocol.sglang import GenerateRequest
-from turnout.rollout.ledger_owner import process_lives
 from turnout.serving.roster import WorkerType
 from turnout.sim.checks import check
 from turnout.sim.controller import Controller
 from turnout.sim.disk import after_kill
 from turnout.sim.engine import VirtualEngine
-from turnout.sim.faults import KINDS, Faults
+from turnout.sim.faults import Faults
+from turnout.sim.folders import PREFIX, in_memory
 from turnout.sim.loop import LIFE, CallbackRaised, Killed, Life, Stuck, VirtualClock, VirtualLoop
 from turnout.sim.model import root_after
 from turnout.sim.pairs import Rooms
-from turnout.sim.plan import SCHEDULE_NAMES, WorldPlan, plan_of, prompts_of
-from turnout.sim.record import COUNTS, STUCK, Told, WorldRecord
+from turnout.sim.plan import WorldPlan, plan_of, prompts_of
+from turnout.sim.record import Told, WorldRecord
+from turnout.sim.report import COUNTS, STUCK, SeedReport, WorldOptions
 
-__all__ = ["SCHEDULE_NAMES", "SeedReport", "World", "WorldOptions", "run_seed"]
 LIVES_MAX, LIVES_CALM = 12, 3  # controllers of one run, and how many of the last of them meet no fault
 CRASHES_MAX = 4  # kills of controllers by their count of callbacks
 CALLBACKS = 4000  # of a controller, about, before it is killed
 TROUBLE_S = 10.0  # between two draws of trouble with engines
 RESTART_S = (0.5, 20.0)
 EXPECTED_ENDS = ("the run ended", "all rewards equal")  # of groups, whatever happened
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-PREFIX = "turnout-sim-"
-
-
-@dataclass(frozen=True)
-class WorldOptions:
-    """`kinds` of faults (turnout.sim.faults); `schedule` None: drawn; `trace`: keep who did what; `folder`: where
-    the disks of worlds are made (None: in memory, where there is such a place)."""
-
-    kinds: tuple[str, ...] = tuple(KINDS)
-    schedule: str | None = None
-    trace: bool = False
-    folder: Path | None = None
-
-
-@dataclass
-class SeedReport:
-    """What became of one world. `lags` are those of the groups of each step, by the events."""
-
-    seed: int
-    schedule: str
-    counts: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list[str])
-    faults: Counter[str] = field(default_factory=Counter)
-    happened: Counter[str] = field(default_factory=Counter)
-    virtual_seconds: float = 0.0
-    final_root: str | None = None
-    lags: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    trace: list[str] = field(default_factory=list[str])
-
-    def line(self) -> str:
-        found = ", ".join(f"{name} {n}" for name, n in self.counts.items() if n)
-        return (
-            f"seed {self.seed}: {self.schedule}, {self.happened['controllers']} controllers, "
-            f"{self.virtual_seconds:.0f} virtual seconds: {found or 'every promise kept'}"
-        )
 
 
 class World:
@@ -244,27 +207,6 @@ class World:
             self.record.broken(f"a run without faults ended with {text}", STUCK)
             return True
         return False
-
-
-def in_memory() -> Path | None:
-    """A place for files that go with this machine's next start."""
-    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-
-
-@contextlib.contextmanager
-def folder_of_worlds() -> Iterator[Path]:
-    """A folder for the disks of many worlds, gone afterwards with whatever killed processes left in it. What a
-    killed owner left goes with the next one's."""
-    base = Path(tempfile.gettempdir()) if (memory := in_memory()) is None else memory
-    for left in base.glob(f"{PREFIX}all-*"):
-        if not process_lives(int(left.name.rpartition("-")[2])):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = base / f"{PREFIX}all-{os.getpid()}"
-    folder.mkdir(exist_ok=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:

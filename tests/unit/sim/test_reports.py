@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from turnout.sim.plan import plan_of
-from turnout.sim.world import SeedReport, WorldOptions, run_world
+from turnout.sim.report import SeedReport, WorldOptions
+from turnout.sim.world import run_world
 
 EQUAL = {"deterministic": True, "update_weights_interval": 1, "dynamic_sampling": False}
 
