@@ -51,13 +51,13 @@ class Draft:
     def __init__(self, begun: Trajectory, desk: Desk, journal: Journal, mask_kv_mixed: bool = False) -> None:
         self._desk, self._journal, self._mask_kv_mixed, self.seed = desk, journal, mask_kv_mixed, begun.seed
         self._pace = desk.pace
-        self.ids = list(begun.response_ids)
-        self._logprobs = list(begun.logprobs)
-        self._mask = list(begun.loss_mask)
-        self._mixed = list(begun.kv_mixed)
+        self.ids = [*begun.response_ids]
+        self._logprobs = [*begun.logprobs]
+        self._mask = [*begun.loss_mask]
+        self._mixed = [*begun.kv_mixed]
         self._plain = not self._mask  # so far all tokens train, none was made on older KV: no marks are kept
-        self._spans = list(begun.spans.runs)
-        self._engines = list(begun.engines.runs)
+        self._spans = [*begun.spans.runs]
+        self._engines = [*begun.engines.runs]
         self._routed = begun.routed  # of the first tokens; the others have no record
         self.opening = begun.opening  # how many tokens no model made before the first that one did
         # tokens of committed versions; tokens that the journal was told of
@@ -221,7 +221,7 @@ class Draft:
         if first or last < len(ids):
             ids, logprobs = ids[first:last], logprobs[first:last]
             spans, engines = _between(spans, first, last), _between(engines, first, last)
-        count = max(0, last - first)
+        count = len(ids)
         return Trajectory(
             tuple(ids),
             tuple(logprobs),

@@ -188,11 +188,12 @@ class Sampler:
                     await self._fenced(way, fault.engine_id, end)
             finally:
                 draft.report()
-                self.resumes += bool(before)
-                self.tokens_made += max(0, len(draft.ids) - before)
+                made = len(draft.ids) - before
+                self.resumes += before > 0
+                self.tokens_made += max(0, made)
             if finish is not Finish.ABORT:
                 return finish
-            barren = 0 if len(draft.ids) > before else barren + 1
+            barren = 0 if made > 0 else barren + 1
             if not barren:
                 way = Way(way.engine)  # the prompt's engine did its part, and may again
             if barren == TRIES_MAX:
@@ -210,19 +211,19 @@ class Sampler:
             await self._queued(ask, wait, end)
         try:
             way = await self._way(ask, last, wait, end)
-            places = [(self._spread, way.engine.engine_id)]
-            if way.first is not None:
-                places.append((self._prompts, way.first.engine_id))
-            wait.on, wait.what = f"engine {places[-1][1]}", "a token"
-            for spread, engine in places:
-                spread.begin(ask.turn, engine, ask.session)
+            engine, first = way.engine.engine_id, None if way.first is None else way.first.engine_id
+            wait.on, wait.what = f"engine {first or engine}", "a token"
+            self._spread.begin(ask.turn, engine, ask.session)
+            if first is not None:
+                self._prompts.begin(ask.turn, first, ask.session)
             try:
                 return way, await self._asked(way, ask, draft, wait, end), None
             except (EngineDead, VersionUnmet) as fault:
                 return way, Finish.ABORT, fault
             finally:
-                for spread, engine in places:
-                    spread.end(ask.turn, engine)
+                self._spread.end(ask.turn, engine)
+                if first is not None:
+                    self._prompts.end(ask.turn, first)
         finally:
             self._line.leave()
 
@@ -335,10 +336,11 @@ class Sampler:
     def _over(self, ask: Ask, draft: Draft) -> Finish | None:
         """How the turn has ended by the tokens that exist; None where it goes on."""
         params, ids = ask.plan.params, draft.ids
-        if ended(self.decoder, params, ids, draft.turn):
-            return Finish.STOP
-        if self._stopped(params.stop, draft, len(ids)) is not None:
-            return Finish.STOP
+        if len(ids) > draft.turn:
+            if ended(self.decoder, params, ids, draft.turn):
+                return Finish.STOP
+            if self._stopped(params.stop, draft, len(ids)) is not None:
+                return Finish.STOP
         return Finish.LENGTH if ask.plan.left(len(ask.prompt.token_ids), len(ids)) <= 0 else None
 
     def _stopped(self, stops: Sequence[str], draft: Draft, seam: int, since: int = 0) -> int | None:
