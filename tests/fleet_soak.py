@@ -5,7 +5,7 @@ an engine of somebody else, added by `turnout engines add` to each life of the c
 befalls it, drawn by a seed: a SIGKILL or a SIGSTOP of some seconds for an engine of either half, the external one
 killed and replaced at its address, all requests of an engine aborted by somebody else, an engine paused by somebody
 else, a SIGKILL or SIGTERM of the controller, which is then started again by the same command. Then the same run
-without faults, for half of the time.
+without faults, for half of the time, at most ten minutes.
 
 The JSON: by kind of fault how many, in which phases, seconds until it was made up for (killed engines: until they
 attest again; all else: the next train step); the steps per minute of both runs; memory and open files of the
@@ -40,7 +40,7 @@ from turnout.placement.real import DiskStore
 from turnout.protocol.engine_requests import ASKED, FOLDER, EngineRequest
 from turnout.train.model_zoo import resolve_checkpoint
 
-EVERY_S, LATE_S, STOP_S = 5.0, 120.0, (1.0, 8.0)
+EVERY_S, LATE_S, CALM_S, STOP_S = 5.0, 120.0, 600.0, (1.0, 8.0)
 PHASES = {
     "GroupTrained": "publish",
     "VersionPublished": "prepare",
@@ -342,10 +342,13 @@ def main() -> int:
     asked = parser.parse_args()
     row: dict[str, Any] = {"machine": describe(), "minutes": asked.minutes, "seed": asked.seed}
     with tempfile.TemporaryDirectory(prefix="turnout-soak-") as folder:
-        for name, seconds, seed in (("with_faults", 60, asked.seed), ("calm", 30, None)):
+        for name, seconds, seed in (
+            ("with_faults", 60 * asked.minutes, asked.seed),
+            ("calm", min(30 * asked.minutes, CALM_S), None),
+        ):
             place = Path(folder) / name
             place.mkdir()
-            row[name], faults = lived(place, seconds * asked.minutes, seed)
+            row[name], faults = lived(place, seconds, seed)
             row.setdefault("faults", table(faults))
     row["share_of_steps"] = round(row["with_faults"]["steps_per_minute"] / row["calm"]["steps_per_minute"], 2)
     row["broken"] = broken(row)
