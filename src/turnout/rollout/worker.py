@@ -9,9 +9,10 @@ changes what is sampled.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from turnout.core.errors import EngineDead, EngineError, EngineRefused, GenerateFailed
 from turnout.core.rng import SeedTree
@@ -34,7 +35,7 @@ class GroupFailed(Exception):
 class Samples(Protocol):
     """Who makes samples: a Sampler, or turnout.rollout.episode.Turns on top of one."""
 
-    async def sample(self, ask: Ask) -> Trajectory: ...
+    def sample(self, ask: Ask) -> Coroutine[Any, Any, Trajectory]: ...
 
 
 class Members(Protocol):
