@@ -88,9 +88,12 @@ class Draft:
         for tokens, label in new.spans:
             tokens, before = tokens + before, 0  # noqa: PLW2901 - an opening counts as of the first version
             _lengthen(self._spans, tokens, label)
-            self._open.append((tokens, label, among))
+            if self._open or self._standing(label, among) is not Standing.COMMITTED:
+                self._open.append((tokens, label, among))
+            else:
+                self._sure += tokens
         _lengthen(self._engines, count, new.engine_id)
-        return self.settle() is not Standing.VOID
+        return not self._open or self.settle() is not Standing.VOID
 
     @property
     def prompt_routed(self) -> bool:
@@ -166,12 +169,9 @@ class Draft:
     def settle(self) -> Standing:
         """COMMITTED: every token is of a committed version; TENTATIVE: of some it is not known yet; VOID: some were
         of a version that never will be committed, and are gone, with all after them."""
-        ask = self._desk.standing
         while self._open:
             tokens, label, engines = self._open[0]
-            standing = ask(label, engines[0])
-            if len(engines) > 1:
-                standing = max((ask(label, name) for name in engines), key=WORST.index)
+            standing = self._standing(label, engines)
             if standing is Standing.VOID:
                 self.drop_unsure()
             if standing is not Standing.COMMITTED:
@@ -179,6 +179,12 @@ class Draft:
             self._sure += tokens
             del self._open[0]
         return Standing.COMMITTED
+
+    def _standing(self, label: str, engines: tuple[str, ...]) -> Standing:
+        """The worst of what one of these engines, it is not known which, says of a version."""
+        if len(engines) == 1:
+            return self._desk.standing(label, engines[0])
+        return max((self._desk.standing(label, name) for name in engines), key=WORST.index)
 
     def drop_unsure(self) -> None:
         """Forgets the tokens of versions that are not committed."""
@@ -255,9 +261,12 @@ class Draft:
 
 
 def _lengthen(runs: list[tuple[int, str]], tokens: int, label: str) -> None:
-    if runs and runs[-1][1] == label:
-        runs[-1] = (runs[-1][0] + tokens, label)
-    elif tokens:
+    if runs:
+        before, last = runs[-1]
+        if last == label:
+            runs[-1] = before + tokens, label
+            return
+    if tokens:
         runs.append((tokens, label))
 
 

@@ -307,3 +307,19 @@ def test_what_comes_before_the_first_turn_is_no_part_of_a_sample_before_a_token_
     assert made.spans.runs == ((4, V2),) and made.engines.runs == ((2, ENVIRONMENT), (2, "e1"))
     draft.end_at(3)
     assert draft.trajectory(Finish.STOP, "").response_ids == (8, 9, 2)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_marks_begin_with_the_first_token_that_needs_one(masked: bool) -> None:
+    desk = Desk(lambda _label, _engine: Standing.COMMITTED, RealClock(), Pace())
+    draft = Draft(Trajectory.unbegun(SEED), desk, lambda _draft: None, masked)
+    draft.extend(PartialReply((1, 2), (-0.5, -0.5), ((2, V1),), (0, 0), "e0"))
+    assert draft.after(1).loss_mask == (1,) and draft.after(1).kv_mixed == (0,)
+    draft.extend(PartialReply((3, 4), (-0.5, -0.5), ((2, V2),), (0, 1), "e0"))
+    draft.append([5])
+    draft.extend(PartialReply((6,), (-0.5,), ((1, V2),), (0,), "e0"))
+    made = draft.trajectory(Finish.STOP, "")
+    assert made.loss_mask == (1, 1, 1, 0 if masked else 1, 0, 1)
+    assert made.kv_mixed == (0, 0, 0, 1, 0, 0)
+    draft.mask_old(V2)
+    assert draft.after(0).loss_mask == (0, 0, 1, 0 if masked else 1, 0, 1)
