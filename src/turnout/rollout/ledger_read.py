@@ -7,6 +7,7 @@ have not ended, batches, versions, checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from turnout.core.errors import DataError, Fault, InvariantBroken
+from turnout.core.errors import DataError, Fault, InvariantBroken, LedgerError
 from turnout.core.types import Trajectory
 from turnout.rollout.group_machine import GroupState
 from turnout.rollout.ledger_rows import (
@@ -200,19 +201,19 @@ class LedgerReader:
     def backup(self, path: Path) -> None:
         """Writes a consistent copy of what a checkpoint needs to `path`, where nothing may be; and syncs the ledger
         itself, so that it is never behind its checkpoints. May run on another thread than the writer's if `beside`.
-        The caller syncs the copy with its folder."""
+        The caller syncs the copy with its folder. Raises LedgerError where the copy can't be written."""
         if path.exists():
             raise DataError(Fault("ledger", str(path), "holds something already"))
         write_empty(path)
-        if self.path is None or not self.beside:
-            _copy(self._connection, path)
-            return
-        source = sqlite3.connect(self.path, isolation_level=None)
         try:
-            _copy(source, path)
-            source.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
-        finally:
-            source.close()
+            if self.path is None or not self.beside:
+                _copy(self._connection, path)
+                return
+            with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as source:
+                _copy(source, path)
+                source.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger can't be copied to {path}: {error}") from None
 
     def close(self) -> None:
         self._database.close()
