@@ -6,6 +6,7 @@ Promise: what was flushed is read by TensorBoard, whatever becomes of the proces
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import struct
@@ -22,7 +23,7 @@ class EventFile:
     """One file in `folder`, which exists. Raises OSError as files do."""
 
     def __init__(self, folder: Path) -> None:
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("wb")
         self._write(_field(3, VERSION))
 
