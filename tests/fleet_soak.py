@@ -279,7 +279,8 @@ def lived(folder: Path, seconds: float, seed: int | None) -> tuple[Row, list[Fau
                 if seed is not None:
                     trouble.befall()
             if run.process.poll() is not None:
-                raise SystemExit(f"the run ended with {run.process.returncode}: {run.folder}")
+                said = run.said.read_text()[-2000:]
+                raise SystemExit(f"the run ended with {run.process.returncode}: {run.folder}\n{said}")
         steps, end = story.steps() - before, time.time() + LATE_S
         while time.time() < end and any(fault.healed_s is None for fault in trouble.faults):
             time.sleep(0.2)

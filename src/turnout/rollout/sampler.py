@@ -5,7 +5,8 @@ early: by an abort that nobody here asked for, by the death of its engine, by we
 Promises: tokens that were received are never made again; the seed stays, and an engine's noise is a function of
 seed and position, so what follows is what would have followed; the budget is that of the sample, bounded by the
 context, and where none is left the sample ends by LENGTH without a request; an abort is never read as an end. A
-sample ends at its deadline, and after TRIES_MAX requests in a row that brought no token.
+sample ends at its deadline, and after TRIES_MAX requests in a row that brought no token; engines that were fenced
+meanwhile do not count, however many of them die under one sample.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class Sampler:
                 finish = await self._ended(over, draft, end)
                 if finish is not Finish.ABORT or len(draft.ids) == made:
                     return finish  # else some were void: on from the rest
-            before = len(draft.ids)
+            before, stays = len(draft.ids), True
             try:
                 way, finish, fault = await self._tried(ask, draft, way, wait, end)
                 if isinstance(fault, VersionUnmet):
@@ -185,7 +186,7 @@ class Sampler:
                     await self._clock.sleep(BUSY_PAUSE_S)
                     continue
                 if fault is not None:
-                    await self._fenced(way, fault.engine_id, end)
+                    stays = not await self._fenced(way, fault.engine_id, end)
             finally:
                 draft.report()
                 made = len(draft.ids) - before
@@ -193,10 +194,11 @@ class Sampler:
                 self.tokens_made += max(0, made)
             if finish is not Finish.ABORT:
                 return finish
-            barren = 0 if made > 0 else barren + 1
-            if not barren:
+            barren = 0 if made > 0 else barren + stays
+            if made > 0:
                 way = Way(way.engine)  # the prompt's engine did its part, and may again
-            if barren == TRIES_MAX:
+            late = not stays and self._clock.now() >= end
+            if barren == TRIES_MAX or late:
                 if fault is not None:
                     raise fault
                 return finish
@@ -359,8 +361,9 @@ class Sampler:
                 return Finish.ABORT
         return finish if standing is Standing.COMMITTED else Finish.ABORT
 
-    async def _fenced(self, way: Way, gone: str, end: float) -> None:
-        """Waits a while for an engine that seems gone to be fenced: who watches it decides, not one request."""
+    async def _fenced(self, way: Way, gone: str, end: float) -> bool:
+        """Waits a while for an engine that seems gone to be fenced, and says whether it is: who watches it decides,
+        not one request."""
         end = min(end, self._clock.now() + GONE_S)
 
         def asked() -> bool:
@@ -369,8 +372,10 @@ class Sampler:
             return way.engine in self._routes.routable()
 
         with contextlib.suppress(WeightError):  # none is left: it is fenced too
-            while asked() and await self._changed(end):
-                pass
+            while asked():
+                if not await self._changed(end):
+                    return False
+        return True
 
     def _room(self) -> int:
         """The number of a split request, which nobody else has."""

@@ -328,6 +328,26 @@ def test_a_dead_engine_that_nobody_fences_is_told_as_dead() -> None:
     on(use)
 
 
+def test_engines_that_die_and_are_fenced_do_not_use_up_a_samples_tries() -> None:
+    async def use(world: World) -> None:
+        one, two = world.engines
+        deaths = TRIES_MAX + 2
+
+        def dies(body: Any) -> Any:
+            return RESET if len(one.calls) + len(two.calls) <= deaths else behaves(body)
+
+        def routable() -> list[Any]:  # who was asked last is fenced, and back once the other one is
+            gone = (len(one.calls) + len(two.calls)) % 2
+            return [world.clients[gone]]
+
+        one.on_generate = two.on_generate = dies
+        world.routable = routable
+        whole(await world.sample())
+        assert len(one.calls) + len(two.calls) == deaths + 1
+
+    on(use, 2)
+
+
 def test_rtr_10_an_update_that_leaves_no_engine_is_waited_for() -> None:
     async def use(world: World) -> None:
         asked = 0
