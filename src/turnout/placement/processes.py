@@ -50,13 +50,15 @@ def child_environment(threads: int, extra: Mapping[str, str] | None = None) -> d
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """While a process imports and loads: all of that stays, and to look through it for garbage takes a tenth of the
-    import of torch and a fifth of that of transformers."""
+    """Where looking for garbage finds none. While a process imports and loads, all of that stays: the collector
+    takes a tenth of the import of torch and a fifth of that of transformers."""
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def settle_collector() -> None:

@@ -102,12 +102,4 @@ class LagGate:
 
     def lags(self, steps_done: int) -> Callable[[Trajectory], tuple[int, ...]]:
         """Gives the lag of each token of a trajectory that trains as step `steps_done`."""
-        exported_at = self.exported_at
-
-        def of(member: Trajectory) -> tuple[int, ...]:
-            runs = member.spans.runs
-            if len(runs) == 1 and (exported := exported_at.get(runs[0][1])) is not None:  # as nearly always
-                return (steps_done - exported,) * runs[0][0]
-            return token_lags(member, exported_at, steps_done)
-
-        return of
+        return lambda member: token_lags(member, self.exported_at, steps_done)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import gc
 import logging
 import random
 import shutil
@@ -23,6 +22,7 @@ from typing import Any
 
 from turnout.core.errors import IllegalTransition, InvariantBroken, TurnoutError
 from turnout.core.events import Event, GroupTrained, VersionCommitted, VersionPublished
+from turnout.placement.processes import collector_off
 from turnout.protocol.sglang import GenerateRequest
 from turnout.serving.roster import WorkerType
 from turnout.sim.checks import check
@@ -209,6 +209,7 @@ class World:
         return False
 
 
+@collector_off()  # a world is gone as a whole in a second: looking for garbage is a tenth of its cost
 def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:
     """One world, from its beginning to what the checkers say of it."""
     folder = Path(
@@ -217,8 +218,6 @@ def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:
     said = logging.getLogger("turnout")
     level = said.level
     said.setLevel(logging.CRITICAL)
-    collects = gc.isenabled()
-    gc.disable()  # a world is gone as a whole in a second; looking for garbage in between is a tenth of its cost
     try:
         world = World(seed, plan, options, folder)
         try:
@@ -235,8 +234,6 @@ def run_world(seed: int, plan: WorldPlan, options: WorldOptions) -> SeedReport:
         return report
     finally:
         said.setLevel(level)
-        if collects:
-            gc.enable()
         shutil.rmtree(folder, ignore_errors=True)
 
 

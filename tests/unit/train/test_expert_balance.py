@@ -19,13 +19,12 @@ from tests.train_models import (
     reference_model,
     settings_for,
 )
-from tests.unit.train.test_replay import forced, recorded
+from tests.unit.train.test_replay import EXPERTS, LAYERS, K, forced, recorded
 from turnout.core.errors import ConfigError
 from turnout.train.expert_balance import ExpertBalance
 from turnout.train.local import LocalBackend
 from turnout.train.packing import Member, MicroBatch, Unit
 
-LAYERS, EXPERTS, K = 2, 4, 2
 COEF = 0.7
 OF_RESPONSE = ("response_ids", "logprobs", "loss_mask", "advantages", "lags")
 
